@@ -1,0 +1,1 @@
+"""Who is this model: one configuration, whatever file it came from (standard library only)."""

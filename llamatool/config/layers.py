@@ -1,0 +1,135 @@
+"""The layer plan: what each layer of a model is, decided here and nowhere else.
+
+Parameter counts, KV-cache sizes, tensor names, the model and its tensor-parallel split all read
+this plan, so none of them asks which Llama it is.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llamatool.config.model import ModelConfig, TemperatureConfig
+from llamatool.errors import ConfigError
+
+AttentionKind = Literal["full", "chunked", "sliding", "cross"]
+
+# The names that config.json's `layer_types` uses.
+_LAYER_TYPES: dict[str, AttentionKind] = {
+    "full_attention": "full",
+    "chunked_attention": "chunked",
+    "sliding_attention": "sliding",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture-of-experts feed-forward; `LayerSpec.intermediate_size` is one expert's width."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    shared_intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer."""
+
+    index: int  # zero-based, as config.json counts (cross-attention layers included)
+    attention: AttentionKind
+    window: int | None  # tokens: the chunk of a chunked layer, the window of a sliding one
+    uses_rope: bool
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    moe: MoeSpec | None = None
+    temperature: TemperatureConfig | None = None
+    qk_norm: Literal["none", "unit", "weighted"] = "none"
+    attention_bias: bool = False  # of q, k and v
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of keys and values that one token leaves in this layer: 2 x K x head_dim."""
+        return 2 * self.num_key_value_heads * self.head_dim
+
+
+def plan_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """The layers of the language model, in order.
+
+    Example: Llama 4 Scout -> 48 layers, of which 3, 7, ..., 47 are full and without RoPE and the
+    other 36 are chunked at 8192 tokens.
+    Source: transformers modeling_llama4.py, modeling_mllama.py, modeling_mistral.py.
+    """
+    return tuple(_layer(config, index) for index in range(config.num_hidden_layers))
+
+
+def _layer(config: ModelConfig, index: int) -> LayerSpec:
+    per_layer = config.num_key_value_heads_per_layer
+    num_key_value_heads = per_layer[index] if per_layer else config.num_key_value_heads
+    if index in config.cross_attention_layers:
+        return LayerSpec(
+            index=index,
+            attention="cross",
+            window=None,
+            uses_rope=False,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            head_dim=config.head_dim,
+            intermediate_size=config.intermediate_size,
+            qk_norm="weighted",
+        )
+    uses_rope = index not in config.no_rope_layers
+    attention, window = _attention(config, index, uses_rope)
+    # The unit norm follows the rotation, so layers without RoPE have none; a weighted one
+    # (Qwen3) stands in every layer.
+    qk_norm = "none" if config.qk_norm == "unit" and not uses_rope else config.qk_norm
+    intermediate_size = config.intermediate_size
+    moe = None
+    if config.moe is not None and index in config.moe.moe_layers:
+        moe = MoeSpec(
+            num_experts=config.moe.num_local_experts,
+            num_experts_per_tok=config.moe.num_experts_per_tok,
+            shared_intermediate_size=config.intermediate_size,
+        )
+    elif config.intermediate_size_mlp is not None:
+        intermediate_size = config.intermediate_size_mlp
+    return LayerSpec(
+        index=index,
+        attention=attention,
+        window=window,
+        uses_rope=uses_rope,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=intermediate_size,
+        moe=moe,
+        temperature=None if uses_rope else config.temperature,
+        qk_norm=qk_norm,
+        attention_bias=config.attention_bias,
+        attention_output_bias=config.attention_output_bias,
+        mlp_bias=config.mlp_bias,
+    )
+
+
+def _attention(
+    config: ModelConfig, index: int, uses_rope: bool
+) -> tuple[AttentionKind, int | None]:
+    if config.layer_types is not None:
+        kind = _LAYER_TYPES.get(config.layer_types[index])
+        if kind is None:
+            raise ConfigError(
+                f"`layer_types[{index}]` is `{config.layer_types[index]}`",
+                hint=f"known are {', '.join(_LAYER_TYPES)}",
+            )
+    elif config.attention_chunk_size is not None and uses_rope:
+        kind = "chunked"
+    elif config.sliding_window is not None:
+        kind = "sliding"
+    else:
+        kind = "full"
+    if kind == "chunked":
+        return (kind, config.attention_chunk_size) if config.attention_chunk_size else ("full", None)
+    if kind == "sliding":
+        return (kind, config.sliding_window) if config.sliding_window else ("full", None)
+    return kind, None
