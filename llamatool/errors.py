@@ -82,9 +82,7 @@ class MissingExtraError(MissingError):
     """A package of an optional extra is not installed."""
 
     def __init__(self, needed_by: str, package: str, extra: str) -> None:
-        super().__init__(
-            f"{needed_by} needs {package}", hint=f"pip install 'llamatool[{extra}]'"
-        )
+        super().__init__(f"{needed_by} needs {package}", hint=f"pip install 'llamatool[{extra}]'")
 
 
 class ResourceError(MissingError):

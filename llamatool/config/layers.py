@@ -128,8 +128,6 @@ def _attention(
         kind = "sliding"
     else:
         kind = "full"
-    if kind == "chunked":
-        return (kind, config.attention_chunk_size) if config.attention_chunk_size else ("full", None)
-    if kind == "sliding":
-        return (kind, config.sliding_window) if config.sliding_window else ("full", None)
-    return kind, None
+    # A window of null bounds nothing.
+    window = {"chunked": config.attention_chunk_size, "sliding": config.sliding_window}.get(kind)
+    return (kind, window) if window is not None else ("full", None)
