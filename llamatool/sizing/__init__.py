@@ -1,0 +1,1 @@
+"""How large: parameters, weight bytes, KV cache and fit (standard library only)."""
