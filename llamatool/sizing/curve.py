@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from llamatool.sizing.kv_cache import KvCache
 
@@ -50,9 +51,7 @@ def crossings(
                 second_bytes = second.num_bytes(num_tokens, batch_size=batch_size)
                 names = (first_name, second_name)
                 smaller, larger = names if first_bytes < second_bytes else names[::-1]
-                found.append(
-                    Crossing(num_tokens, min(first_bytes, second_bytes), smaller, larger)
-                )
+                found.append(Crossing(num_tokens, min(first_bytes, second_bytes), smaller, larger))
     return tuple(sorted(found, key=lambda crossing: crossing.num_tokens))
 
 
@@ -62,7 +61,7 @@ def _changes(first: KvCache, second: KvCache, longest: int) -> list[int]:
     corners = sorted({1, longest, *(w for w in windows if w is not None and w < longest)})
     changes = []
     order = _order(first, second, 1)
-    for left, right in zip(corners, corners[1:], strict=False):
+    for left, right in pairwise(corners):
         after = _order(first, second, right)
         if after and order and after != order:
             changes.append(_first_with(first, second, left, right, after))
