@@ -527,6 +527,9 @@ def _quantization(outer: Reader) -> QuantizationConfig | None:
         zero_points = method == "gptq" or block.flag("zero_point", True)
     elif method == "compressed-tensors":
         bits, group_size = _compressed_tensors(block)
+    elif method in ("spinquant", "qlora"):  # Meta's own; the catalogue writes them so
+        bits, group_size = block.size("bits"), block.size("group_size")
+        return QuantizationConfig(method, bits, group_size, embedding_bits=8)
     return QuantizationConfig(method or "unknown", bits, group_size, kept, zero_points)
 
 

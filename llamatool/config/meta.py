@@ -147,7 +147,7 @@ def _quantization(params: Reader) -> QuantizationConfig | None:
     if block is None:
         return None
     method = "qlora" if params.has("lora_args") else "spinquant"
-    return QuantizationConfig(method, 4, block.optional_size("group_size"))
+    return QuantizationConfig(method, 4, block.optional_size("group_size"), embedding_bits=8)
 
 
 def _dense(params: Reader, embedding_rows: int | None, *, vision: bool) -> ModelConfig:

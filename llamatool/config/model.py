@@ -101,6 +101,7 @@ class QuantizationConfig:
     group_size: int | None  # weights that share a scale; None: one scale per output row
     modules_to_not_convert: tuple[str, ...] = ()
     zero_points: bool = False
+    embedding_bits: float | None = None  # of both vocabulary tables; None: they stay as they are
 
 
 @dataclass(frozen=True, slots=True)
