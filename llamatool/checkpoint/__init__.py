@@ -1,0 +1,1 @@
+"""What lies on disk: readers of every checkpoint layout, and the converter between them."""
