@@ -193,15 +193,18 @@ def smallest_machine(
     """
     _check(load, assumptions)
     ranks = {
-        count: _Rank(config, layers, weights, count, kv_dtype)
-        for count in DEVICE_COUNTS
-        if config.num_attention_heads % count == 0
+        count: _Rank(config, layers, weights, count, kv_dtype) for count in _device_counts(config)
     }
     for machine in _machines(ranks):
         problem = _Problem(ranks[machine.count], machine, load, assumptions)
         if problem.fits(load.num_tokens, load.batch_size):
             return machine
     return None
+
+
+def largest_machine(config: ModelConfig) -> Machine:
+    """The set of listed devices with the most memory that can share this model."""
+    return _machines(_device_counts(config))[-1]
 
 
 def activation_bytes(
@@ -273,8 +276,14 @@ class _Problem:
     def activation_bytes(self, num_tokens: int, batch_size: int) -> int:
         if self.assumptions.overhead_bytes is not None:
             return 0  # the given overhead stands for them too
-        step = min(num_tokens * batch_size, self.assumptions.max_batched_tokens)
+        step = self.step_tokens(num_tokens, batch_size)
         return step * self.rank.step_bytes_per_token + batch_size * self.rank.logit_bytes
+
+    def step_tokens(self, num_tokens: int, batch_size: int) -> int:
+        """Tokens of one prefill step, in whole pages like the cache they go into."""
+        page = self.assumptions.page_tokens
+        pages = -(-num_tokens // page) * page
+        return min(pages * batch_size, self.assumptions.max_batched_tokens)
 
     def fits(self, num_tokens: int, batch_size: int) -> bool:
         needed = self.kv_bytes(num_tokens, batch_size)
@@ -330,7 +339,7 @@ class _Problem:
     def _overhead_lines(self, activation: int) -> tuple[Line, ...]:
         if self.assumptions.overhead_bytes is not None:
             return (Line("-", "overhead", self.runtime_bytes, "as given"),)
-        step = min(self.load.num_tokens * self.load.batch_size, self.assumptions.max_batched_tokens)
+        step = self.step_tokens(self.load.num_tokens, self.load.batch_size)
         return (
             Line("-", "runtime", self.runtime_bytes, "assumed", estimate=True),
             Line("-", "activations", activation, f"prefill of {step:,} tokens", estimate=True),
@@ -427,6 +436,10 @@ def _inner_width(layer: LayerSpec, hidden_size: int, ranks: int) -> int:
     routed = layer.moe.num_experts_per_tok
     inner = 3 * (routed * layer.intermediate_size + layer.moe.shared_intermediate_size)
     return max(attention, -(-inner // ranks) + routed * hidden_size)
+
+
+def _device_counts(config: ModelConfig) -> list[int]:
+    return [count for count in DEVICE_COUNTS if config.num_attention_heads % count == 0]
 
 
 def _machines(counts: Iterable[int]) -> list[Machine]:

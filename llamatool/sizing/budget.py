@@ -1,0 +1,409 @@
+"""One model's whole answer: its cache, its weights, and whether they fit where they should."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal
+
+from llamatool.config.layers import LayerSpec, plan_layers
+from llamatool.config.model import ModelConfig, Note
+from llamatool.dtypes import DType, by_name
+from llamatool.errors import UsageError
+from llamatool.sizing.curve import Crossing, crossings, curve_lengths
+from llamatool.sizing.fit import (
+    Assumptions,
+    Fit,
+    Load,
+    Weights,
+    fit,
+    largest_machine,
+    smallest_machine,
+)
+from llamatool.sizing.hardware import Machine
+from llamatool.sizing.kv_cache import (
+    POLICIES,
+    KvCache,
+    Policy,
+    image_positions,
+    kv_cache,
+    kv_dtype,
+    with_kv_heads,
+)
+from llamatool.sizing.parameters import ParameterCount, count_parameters
+from llamatool.sizing.weights import stored_weights
+
+DEFAULT_TOKENS = 8192
+
+VLLM_VARIABLE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about each model."""
+
+    load: Load
+    kv_dtype: str = "bfloat16"
+    weights_dtype: str | None = None  # None: as the configuration describes the files
+    scheme: str | None = None  # what-if: mha, gqa:N or mqa
+    machine: Machine | Literal["smallest"] | None = None
+    assumptions: Assumptions = field(default_factory=Assumptions)
+    curve: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to ask about."""
+
+    source: str  # as the user named it
+    model: str | None  # the published model it is, if that is known
+    config: ModelConfig
+    trained_context: int | None = None  # tokens, where the stated context is an extrapolation
+    unique_parameters: int | None = None  # where the files hold KV heads more than once
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsAnswer:
+    """Bytes of the weights and where the figure comes from."""
+
+    num_bytes: int
+    description: str
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCounts:
+    """Layers by kind of attention."""
+
+    full: int
+    chunked: int
+    sliding: int
+    cross: int
+    window: int | None  # tokens, of the chunked or sliding layers
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The capped cache at one length."""
+
+    num_tokens: int
+    num_bytes: int
+    within_context: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The answer for one model; all bytes are exact unless they say otherwise."""
+
+    subject: Subject
+    question: Question
+    layers: LayerCounts
+    cache: KvCache
+    kv_equation: str
+    kv_bytes: int  # headline: capped
+    kv_bytes_by_policy: dict[Policy, int]
+    weights: WeightsAnswer
+    fit: Fit | None
+    curve: tuple[CurvePoint, ...]
+    notes: tuple[Note, ...]
+
+
+def kv_budget(subject: Subject, question: Question) -> Budget:
+    """What one model's cache costs, and whether it fits.
+
+    Raises: UsageError if an element type, a scheme or an assumption makes no sense.
+    Example: Llama 4 Scout, 100000 tokens, bfloat16 -> 6123159552 bytes, capped.
+    """
+    config = subject.config
+    if question.scheme is not None:
+        config = with_kv_heads(config, question.scheme)
+    layers = plan_layers(config)
+    count = count_parameters(config)
+    weights, answer = weights_of(config, count, layers, question.weights_dtype)
+    cache = kv_cache(layers, dtype=question.kv_dtype, vision=config.vision)
+    by_policy = {policy: _bytes(cache, question, policy) for policy in POLICIES}
+    found = _fit(config, layers, weights, question)
+    return Budget(
+        subject=subject,
+        question=question,
+        layers=_layer_counts(layers),
+        cache=cache,
+        kv_equation=_kv_equation(layers, cache, question),
+        kv_bytes=by_policy["capped"],
+        kv_bytes_by_policy=by_policy,
+        weights=answer,
+        fit=found,
+        curve=_curve(cache, config, question) if question.curve else (),
+        notes=tuple(_notes(subject, config, layers, question, found)),
+    )
+
+
+def weights_of(
+    config: ModelConfig,
+    count: ParameterCount,
+    layers: Sequence[LayerSpec],
+    dtype: str | None = None,
+) -> tuple[Weights, WeightsAnswer]:
+    """Weight bytes in memory, each tensor once, by what tensor parallelism does with them.
+
+    Args: dtype: of every parameter; None: as the configuration describes the files.
+    Raises: UsageError if the element type is unknown.
+    Example: Llama 3.1 70B -> 141107412992 bytes, of which 2637824 are norms.
+    """
+    element = _element(dtype or config.dtype or "bfloat16")
+    base_bits = Fraction(8 * element.block_bytes, element.block_elements)
+    if dtype is None:
+        # A tied output table is a copy in Meta's files, but not in memory.
+        stored = stored_weights(config, replace(count, stored=count.total))
+        answer = WeightsAnswer(stored.num_bytes, stored.description, stored.exact)
+    else:
+        answer = WeightsAnswer(
+            element.num_bytes(count.total), f"every parameter in {element.name}", True
+        )
+    quantized = config.quantization is not None and dtype is None
+    bits = config.quantization.bits if config.quantization is not None and quantized else None
+    linear_bits = Fraction(bits) if bits is not None else base_bits
+    replicated = _num_bytes(count.replicated, base_bits)
+    by_heads: dict[int, int] = {}
+    for layer in layers:
+        elements = layer.kv_width * (config.hidden_size + layer.attention_bias)
+        heads = layer.num_key_value_heads
+        by_heads[heads] = by_heads.get(heads, 0) + elements
+    projections = tuple(
+        (heads, _num_bytes(elements, linear_bits)) for heads, elements in by_heads.items()
+    )
+    cut_by_heads = sum(num_bytes for _, num_bytes in projections)
+    idle = _num_bytes(count.vision, base_bits)
+    if not config.tie_word_embeddings:  # a tied table is read as the output table
+        idle += _num_bytes(config.embedding_rows * config.hidden_size, base_bits)
+    if count.active is not None:
+        idle += _num_bytes(count.text - count.active.total, linear_bits)
+    return (
+        Weights(
+            sharded_bytes=answer.num_bytes - replicated - cut_by_heads,
+            replicated_bytes=replicated,
+            kv_projections=projections,
+            read_share=Fraction(max(answer.num_bytes - idle, 0), answer.num_bytes),
+        ),
+        answer,
+    )
+
+
+def compare(budgets: Sequence[Budget]) -> tuple[Crossing, ...]:
+    """Where the caches of two of the models cross, within the longer of their contexts."""
+    longest = max(_longest(budget.subject.config) for budget in budgets)
+    named = [(name_of(budget.subject), budget.cache) for budget in budgets]
+    return crossings(named, longest)
+
+
+def name_of(subject: Subject) -> str:
+    """The model's name, or that of its source."""
+    return subject.model or subject.source
+
+
+def context_of(config: ModelConfig) -> int | None:
+    """Tokens that the model is made for; None where the file does not say."""
+    return config.max_position_embeddings
+
+
+def _fit(
+    config: ModelConfig, layers: Sequence[LayerSpec], weights: Weights, question: Question
+) -> Fit | None:
+    machine = question.machine
+    if machine is None:
+        return None
+    load, dtype, how = question.load, question.kv_dtype, question.assumptions
+    smallest = None
+    if machine == "smallest":
+        smallest = smallest_machine(config, layers, weights, load, kv_dtype=dtype, assumptions=how)
+        machine = smallest or largest_machine(config)
+    found = fit(config, layers, weights, machine, load, kv_dtype=dtype, assumptions=how)
+    if smallest is None and not found.fits_memory:
+        smallest = smallest_machine(config, layers, weights, load, kv_dtype=dtype, assumptions=how)
+    return replace(found, smallest=smallest)
+
+
+def _bytes(cache: KvCache, question: Question, policy: Policy) -> int:
+    return cache.num_bytes(
+        question.load.num_tokens,
+        batch_size=question.load.batch_size,
+        num_images=question.load.num_images,
+        policy=policy,
+        max_batched_tokens=question.assumptions.max_batched_tokens,
+    )
+
+
+def _layer_counts(layers: Sequence[LayerSpec]) -> LayerCounts:
+    kinds = [layer.attention for layer in layers]
+    return LayerCounts(
+        full=kinds.count("full"),
+        chunked=kinds.count("chunked"),
+        sliding=kinds.count("sliding"),
+        cross=kinds.count("cross"),
+        window=next((layer.window for layer in layers if layer.window is not None), None),
+    )
+
+
+def _kv_equation(layers: Sequence[LayerSpec], cache: KvCache, question: Question) -> str:
+    """The formula with this model's numbers: `2 x 32 layers x 8 heads x 128 x 2 B x 8,192`."""
+    load = question.load
+    dtype = kv_dtype(question.kv_dtype)
+    if dtype.block_elements == 1:
+        element = f"{dtype.block_bytes} B"
+    else:
+        element = f"{dtype.block_bytes}/{dtype.block_elements} B"
+    terms = []
+    for group in cache.groups:
+        members = [
+            layer
+            for layer in layers
+            if layer.attention == group.attention and layer.window == group.window
+        ]
+        heads = {layer.num_key_value_heads for layer in members}
+        # Where the heads differ by layer, their sum stands for layers x heads.
+        shape = (
+            f"{group.num_layers} layers x {heads.pop()} KV heads"
+            if len(heads) == 1
+            else f"{sum(layer.num_key_value_heads for layer in members)} KV heads of all layers"
+        )
+        held = load.num_tokens if group.window is None else min(load.num_tokens, group.window)
+        terms.append(f"2 x {shape} x {members[0].head_dim} x {element} x {held:,} tokens")
+    if load.num_images and cache.bytes_per_image:
+        terms.append(f"{load.num_images} images x {cache.bytes_per_image:,} B")
+    total = "\n+ ".join(terms)
+    return total if load.batch_size == 1 else f"{load.batch_size} sequences, each\n  {total}"
+
+
+def _curve(cache: KvCache, config: ModelConfig, question: Question) -> tuple[CurvePoint, ...]:
+    return tuple(
+        CurvePoint(
+            num_tokens,
+            cache.num_bytes(
+                num_tokens,
+                batch_size=question.load.batch_size,
+                num_images=question.load.num_images,
+            ),
+            context_of(config) is None or num_tokens <= (context_of(config) or 0),
+        )
+        for num_tokens in curve_lengths(_longest(config))
+    )
+
+
+def _longest(config: ModelConfig) -> int:
+    return context_of(config) or 131_072
+
+
+def _notes(
+    subject: Subject,
+    config: ModelConfig,
+    layers: Sequence[LayerSpec],
+    question: Question,
+    found: Fit | None,
+) -> list[Note]:
+    load = question.load
+    notes = list(config.notes)
+    notes += _context_notes(subject, config, load)
+    notes += _image_notes(config, load)
+    notes += _head_notes(subject, layers, question)
+    if found is not None:
+        notes += _parallel_notes(config, layers, found)
+    return notes
+
+
+def _context_notes(subject: Subject, config: ModelConfig, load: Load) -> list[Note]:
+    context = context_of(config)
+    if context is None:
+        return [Note("context-unknown", "the file does not say how many tokens it is made for")]
+    if load.num_tokens > context:
+        return [
+            Note(
+                "beyond-context",
+                f"{load.num_tokens:,} tokens are more than the {context:,} of "
+                "max_position_embeddings: memory is not the limit then, training is",
+            )
+        ]
+    trained = subject.trained_context
+    if trained is not None and load.num_tokens > trained:
+        return [
+            Note(
+                "beyond-training",
+                f"the model was trained on {trained:,} tokens; its stated context of "
+                f"{context:,} extrapolates (unconfirmed)",
+            )
+        ]
+    return []
+
+
+def _image_notes(config: ModelConfig, load: Load) -> list[Note]:
+    if not load.num_images or image_positions(config.vision):
+        return []
+    if config.vision is not None:
+        what = "its images are tokens of the text: count them in --tokens"
+    else:
+        what = "it reads no images"
+    return [Note("images", f"--images adds nothing here: {what}")]
+
+
+def _head_notes(subject: Subject, layers: Sequence[LayerSpec], question: Question) -> list[Note]:
+    notes = []
+    dtype = kv_dtype(question.kv_dtype)
+    head_dim = layers[0].head_dim
+    if head_dim % dtype.block_elements:
+        notes.append(
+            Note(
+                "partial-block",
+                f"head_dim {head_dim} is no multiple of the {dtype.block_elements} values of a "
+                f"{dtype.name} block: the last block of each head is counted whole, and engines "
+                "may refuse it",
+            )
+        )
+    if subject.unique_parameters is not None and question.scheme is None:
+        notes.append(
+            Note(
+                "duplicated-heads",
+                "these files hold every KV head more than once, so the cache is larger than that "
+                "of the model without the copies; --as gqa:8 shows it",
+            )
+        )
+    return notes
+
+
+def _parallel_notes(config: ModelConfig, layers: Sequence[LayerSpec], found: Fit) -> list[Note]:
+    ranks = found.tensor_parallel
+    heads = layers[0].num_key_value_heads
+    notes = []
+    if ranks > heads:
+        notes.append(
+            Note(
+                "kv-replicated",
+                f"{ranks} ranks share {heads} KV heads: each rank keeps a whole head, so the cache "
+                f"per device is that of {heads} ranks",
+            )
+        )
+    elif heads % ranks:
+        notes.append(
+            Note(
+                "kv-uneven",
+                f"{heads} KV heads do not divide over {ranks} ranks: the fullest holds "
+                f"{-(-heads // ranks)}, and most engines refuse this",
+            )
+        )
+    if config.num_attention_heads % ranks:
+        notes.append(
+            Note(
+                "heads-uneven",
+                f"{config.num_attention_heads} attention heads do not divide over {ranks} ranks: "
+                "most engines refuse this",
+            )
+        )
+    return notes
+
+
+def _element(name: str) -> DType:
+    found = by_name(name)
+    if found is None:
+        raise UsageError(f"`{name}` is no element type of weights", hint="say bfloat16, int4, q8_0")
+    return found
+
+
+def _num_bytes(elements: int, bits: Fraction) -> int:
+    return int(elements * bits / 8)
