@@ -1,0 +1,1 @@
+"""The network: one decoder for every text Llama, read from the layer plan (needs PyTorch)."""

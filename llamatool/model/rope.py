@@ -1,0 +1,84 @@
+"""Rotary position embedding on tensors: the frequencies of config/rope.py, turned into rotations.
+
+Letters: T tokens, E head_dim; the pairs are E/2. A pair is (i, i + E/2) in the "half" layout of
+Hugging Face's Llama files and (2i, 2i + 1) in the interleaved layout of Meta's files and of all
+Llama 4 files.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llamatool.config.model import ModelConfig
+from llamatool.config.rope import attention_factor, inverse_frequencies
+
+
+class Rotation(NamedTuple):
+    """The turns of consecutive positions: cosine and sine of every pair's angle."""
+
+    cos_TP: Tensor  # P = E / 2
+    sin_TP: Tensor
+    interleaved: bool
+
+
+class RotaryEmbedding:
+    """Makes rotations for the positions asked for, never for the whole context.
+
+    A table for the 10,485,760 positions of Llama 4 Scout would take 5.4 GB.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.rope = config.rope
+        self.head_dim = config.head_dim
+        self.context = config.max_position_embeddings
+        self.scale = attention_factor(config.rope, max_position_embeddings=self.context)
+        self.depends_on_length = config.rope.type in ("dynamic", "longrope")
+        self._frequencies: dict[tuple[torch.device, int], Tensor] = {}
+
+    def rotation(
+        self, start: int, num_tokens: int, *, length: int, dtype: torch.dtype, device: torch.device
+    ) -> Rotation:
+        """The rotations of positions `start` to `start + num_tokens - 1`.
+
+        Angles are computed in fp32: at position 131072 a bfloat16 frequency is off by whole
+        turns. In the half layout cosine and sine are then rounded to the dtype of the model, in
+        the interleaved layout q and k are rotated in fp32, each as its reference does.
+
+        Args: length: tokens in sight, which `dynamic` and `longrope` scale by.
+        """
+        positions_T = torch.arange(start, start + num_tokens, device=device, dtype=torch.float32)
+        angles_TP = positions_T[:, None] * self._inverse_frequencies(length, device)
+        cos_TP, sin_TP = angles_TP.cos(), angles_TP.sin()
+        if self.scale != 1.0:
+            cos_TP, sin_TP = cos_TP * self.scale, sin_TP * self.scale
+        if not self.rope.interleaved:
+            cos_TP, sin_TP = cos_TP.to(dtype), sin_TP.to(dtype)
+        return Rotation(cos_TP, sin_TP, self.rope.interleaved)
+
+    def _inverse_frequencies(self, length: int, device: torch.device) -> Tensor:
+        key = (device, length if self.depends_on_length else 0)
+        if key not in self._frequencies:
+            if self.depends_on_length:
+                self._frequencies.clear()  # decoding asks for a new length at each step
+            frequencies = inverse_frequencies(
+                self.rope, self.head_dim, max_position_embeddings=self.context, length=key[1]
+            )
+            self._frequencies[key] = torch.tensor(frequencies, dtype=torch.float32, device=device)
+        return self._frequencies[key]
+
+
+def rotate(x_BHTE: Tensor, rotation: Rotation) -> Tensor:
+    """`x_BHTE` with every pair turned by its token's angle.
+
+    The score of a rotated query and a rotated key depends only on the distance of their
+    positions: turning both by the same angle changes no angle between them.
+    """
+    cos_TP, sin_TP, interleaved = rotation
+    if interleaved:
+        a_BHTP, b_BHTP = x_BHTE.float().view(*x_BHTE.shape[:-1], -1, 2).unbind(-1)
+        turned = (a_BHTP * cos_TP - b_BHTP * sin_TP, a_BHTP * sin_TP + b_BHTP * cos_TP)
+        return torch.stack(turned, dim=-1).flatten(-2).to(x_BHTE.dtype)
+    a_BHTP, b_BHTP = x_BHTE.chunk(2, dim=-1)
+    turned = (a_BHTP * cos_TP - b_BHTP * sin_TP, b_BHTP * cos_TP + a_BHTP * sin_TP)
+    return torch.cat(turned, dim=-1)
