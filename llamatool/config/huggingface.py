@@ -93,7 +93,7 @@ def parse_huggingface(values: Mapping[str, Any], *, where: str) -> ModelConfig:
     """
     outer = Reader(values, where=where)
     text = outer.block("text_config") or outer
-    model_type = text.text("model_type") or outer.text("model_type")
+    model_type = outer.text("model_type") or text.text("model_type")
     family = _family(outer, text, model_type)
     assert model_type is not None  # _family refuses a file without one
     vision = _vision(outer)

@@ -1,0 +1,1 @@
+"""The command line: parse arguments, call one function, hand its result to render/."""

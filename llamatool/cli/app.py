@@ -1,0 +1,93 @@
+"""The `llamatool` command: its table of commands, and how errors become exit codes."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from llamatool import __version__
+from llamatool.cli import completion, inspect, models
+from llamatool.errors import LlamatoolError
+
+app = typer.Typer(
+    name="llamatool",
+    add_completion=False,  # completions are static files: see `llamatool completion`
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("inspect", inspect.inspect),
+    ("models", models.models),
+    ("completion", completion.completion),
+)
+for _name, _function in COMMANDS:
+    app.command(_name)(_function)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"llamatool {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Inspect, size, convert and run Llama checkpoints.
+
+    SOURCE is a config.json, params.json, folder, .safetensors or .gguf file, a built-in model's
+    name, a hub id, or - for standard input.
+
+    Exit codes: 0 done, 1 the answer is no, 2 usage, 3 bad input, 4 something is missing here,
+    5 hub or network, 70 a bug, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Runs the command line and exits with the code that errors.py assigns."""
+    _tolerant_output()
+    try:
+        app()
+    except LlamatoolError as error:
+        if os.environ.get("LLAMATOOL_DEBUG"):
+            raise
+        _say(f"error: {error}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except MemoryError:
+        _say("error: out of memory")
+        sys.exit(4)
+    except Exception as error:  # a bug of ours must not look like the answer "no"
+        if os.environ.get("LLAMATOOL_DEBUG"):
+            raise
+        _say(
+            f"error: a bug in llamatool: {type(error).__name__}: {error}\n"
+            "hint: run again with LLAMATOOL_DEBUG=1 and report the traceback"
+        )
+        sys.exit(70)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(message + "\n")
+
+
+def _tolerant_output() -> None:
+    """A locale that cannot show a character gets an escape instead of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None and stream.encoding.lower() not in ("utf-8", "utf8"):
+            reconfigure(errors="backslashreplace")

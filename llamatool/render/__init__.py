@@ -1,0 +1,1 @@
+"""Results to terminal tables, plain text, JSON and pictures; computes nothing."""
