@@ -77,7 +77,7 @@ def locate(source: str, *, stdin: BinaryIO | None = None) -> Source:
     if source == "-":
         return _standard_input(stdin)
     path = Path(source)
-    mode = _mode(path)
+    mode = _mode(path) if source else None
     if mode is None:
         return _name(source, path)
     if stat.S_ISDIR(mode):
@@ -176,7 +176,7 @@ def _name(source: str, path: Path) -> Source:
         if hub_id is not None:
             return Source(source, "hub", hub_id=hub_id)
     if looks_like_path or "/" in source or os.sep in source:
-        raise CheckpointError("no such file or folder", where=source or "``", hint=EXPECTED)
+        raise CheckpointError("no such file or folder", where=source, hint=EXPECTED)
     raise CheckpointError(
         f"`{source}` is no file or folder, and no model of the catalogue",
         hint="`llamatool models` lists the names; a model of the hub is written org/name",
@@ -270,7 +270,7 @@ def _with_config(source: str, kind: Kind, path: Path) -> Source:
     """The source with the configuration that lies beside it, if there is one."""
     for name in ("config.json", "params.json"):
         config_path = path.parent / name
-        if config_path.exists():
+        if config_path.exists() and not config_path.samefile(path):
             values = files.read_json(config_path, f"a {name}")
             config_format = classify_config(values, where=str(config_path))
             return Source(source, kind, path, values, config_format, config_path)
