@@ -1,4 +1,4 @@
-"""What a prefill allocates, counted tensor by tensor: nothing of length x length or x vocabulary."""
+"""What a prefill allocates, tensor by tensor: nothing of length x length or x vocabulary."""
 
 import weakref
 from typing import Any
