@@ -1,7 +1,5 @@
 """All that `inspect` says about one model, as one frozen value."""
 
-from dataclasses import dataclass
-
 from llamatool.checkpoint.locate import Kind
 from llamatool.checkpoint.tensors import TensorTable
 from llamatool.config.context import ContextVerdict, context_verdict
@@ -10,13 +8,14 @@ from llamatool.config.layers import LayerSpec, plan_layers
 from llamatool.config.license import LicenseTerms, license_terms
 from llamatool.config.model import ModelConfig, Note
 from llamatool.config.rope import RopeBands, frequency_bands
+from llamatool.records import record
 from llamatool.sizing.kv_cache import KvCache, kv_cache
 from llamatool.sizing.parameters import ParameterCount, count_parameters
 from llamatool.sizing.weights import StoredWeights, stored_weights, uniform_bytes
 from llamatool.source import LoadedSource
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorGroup:
     """Stored tensors of one element type."""
 
@@ -26,7 +25,7 @@ class TensorGroup:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckpointReport:
     """What the headers of the files say, and how that fits the configuration."""
 
@@ -43,7 +42,7 @@ class CheckpointReport:
     kv_bytes_per_token: int | None = None  # read from the shapes, where there is no configuration
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Inspection:
     """One source, inspected. The fields after `tables` are None for weights without a config."""
 

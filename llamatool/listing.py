@@ -1,15 +1,14 @@
 """The published models with their main figures, for `models`."""
 
-from dataclasses import dataclass
-
 from llamatool.config.catalog import CatalogEntry, entries, suggest
 from llamatool.config.layers import plan_layers
 from llamatool.errors import InputError
+from llamatool.records import record
 from llamatool.sizing.kv_cache import KvCache, kv_cache
 from llamatool.sizing.parameters import ParameterCount, count_parameters
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ListedModel:
     """One row of the list."""
 

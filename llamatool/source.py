@@ -1,7 +1,7 @@
 """SOURCE to model: what every command does first, whatever kind of source it is given."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO
 
 from llamatool.checkpoint.locate import Kind, Source, locate, read_tensors
@@ -12,11 +12,12 @@ from llamatool.config.huggingface import parse_huggingface
 from llamatool.config.meta import parse_meta
 from llamatool.config.model import ModelConfig, Note
 from llamatool.errors import CheckpointError
+from llamatool.records import record
 
 Progress = Callable[[int, int], None]  # done, total
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadedSource:
     """A source with its configuration, the verdict on it, and its tensor tables if asked for."""
 

@@ -9,12 +9,12 @@ Source: APPNOTE.TXT of PKWARE, sections 4.3 and 4.5.3 (zip64).
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from llamatool.checkpoint import files
 from llamatool.errors import CheckpointError
+from llamatool.records import record
 
 MAX_RECORDS = 200_000
 MAX_DIRECTORY_BYTES = 64_000_000
@@ -28,7 +28,7 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _DAMAGED = "the download or copy may be incomplete; fetch it again"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Record:
     """One stored file of the archive."""
 
@@ -38,7 +38,7 @@ class Record:
     crc32: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Entry:
     name: str
     raw_name: bytes

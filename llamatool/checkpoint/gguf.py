@@ -9,7 +9,6 @@ Source: docs/gguf.md of ggml-org/ggml.
 
 import struct
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -17,6 +16,7 @@ from llamatool import dtypes
 from llamatool.checkpoint import files
 from llamatool.checkpoint.tensors import MAX_DIMENSIONS, TensorInfo, TensorTable, element_count
 from llamatool.errors import CheckpointError, UnsupportedError
+from llamatool.records import record
 
 MAX_KEYS = 65_536
 MAX_TENSORS = 100_000
@@ -48,7 +48,7 @@ Scalar = bool | int | float | str
 ByteOrder = Literal["<", ">"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GgufArray(Sized):
     """An array of the metadata that stays in the file until it is read."""
 
@@ -74,7 +74,7 @@ class GgufArray(Sized):
 Value = Scalar | tuple[Scalar, ...] | GgufArray
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GgufFile:
     """The header of a GGUF file. Shapes are given slowest dimension first, as torch has them."""
 
@@ -299,7 +299,7 @@ def _value(reader: _Reader, key: str) -> Value:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Entry:
     name: str
     dimensions: tuple[int, ...]  # fastest first, as ggml counts

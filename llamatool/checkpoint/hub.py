@@ -7,13 +7,13 @@ HubError that says what to do; progress is told to a callback.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamatool.checkpoint import files, safetensors
 from llamatool.checkpoint.tensors import TensorTable
 from llamatool.errors import HubError, InputError
+from llamatool.records import record
 
 if TYPE_CHECKING:
     from huggingface_hub.utils.tqdm import tqdm
@@ -32,7 +32,7 @@ _CONFIGS: tuple[tuple[str, Literal["huggingface", "meta"]], ...] = (
 Progress = Callable[[int, int], None]  # done, total
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HubId:
     """A repository of the hub, at a revision if one is named."""
 
@@ -43,7 +43,7 @@ class HubId:
         return f"{self.repository}@{self.revision}" if self.revision else self.repository
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HubRepository:
     """What the hub tells about a checkpoint without its weights being downloaded."""
 
@@ -121,7 +121,7 @@ class _MissingError(Exception):
     """The repository has no such file."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Remote:
     hub_id: HubId
     endpoint: str | None

@@ -7,13 +7,13 @@ and imports nothing heavy; `read_tensors` then gives the tables of what was foun
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from llamatool.checkpoint import files
 from llamatool.checkpoint.tensors import TensorTable
 from llamatool.errors import CheckpointError, InputError, UnsupportedError, UsageError
+from llamatool.records import record
 
 if TYPE_CHECKING:
     from llamatool.checkpoint.hub import HubId
@@ -40,7 +40,7 @@ _FIRST_BYTES = 512
 _SUFFIXES = (".json", ".safetensors", ".gguf", ".pth", ".bin", ".pt")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """A recognised source and the configuration found with it.
 

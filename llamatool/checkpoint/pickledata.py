@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from llamatool.records import record
+
 MAX_STEPS = 2_000_000  # about 30 for one tensor
 MAX_TEXT = 4096  # bytes; longer strings are kept as a Blob
 
@@ -21,14 +23,14 @@ class PickleDataError(ValueError):
     """The pickle is damaged, or does something that data has no need of."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Global:
     """A name that the pickle refers to, never looked up: `torch._utils._rebuild_tensor_v2`."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blob:
     """A long string or byte string, of which only the length is kept."""
 

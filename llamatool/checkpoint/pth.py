@@ -7,7 +7,6 @@ the storages follow the pickle one after the other.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +16,7 @@ from llamatool.checkpoint.pickledata import Blob, Global, Machine, PickleDataErr
 from llamatool.checkpoint.tensors import MAX_DIMENSIONS, TensorInfo, TensorTable, element_count
 from llamatool.dtypes import DType
 from llamatool.errors import CheckpointError, UnsupportedError
+from llamatool.records import record
 
 MAX_PICKLE_BYTES = 32_000_000
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -26,19 +26,19 @@ _SIDE_FILE = re.compile(r"(fp8|int4)_scales_\d+\.pt", re.ASCII)
 _DAMAGED = "the download or copy may be incomplete; fetch it again"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _StorageType:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Storage:
     key: str
     dtype: DType
     num_elements: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Tensor:
     storage: _Storage
     offset: int  # elements
@@ -46,7 +46,7 @@ class _Tensor:
     stride: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Opaque:
     """A value that is no tensor, and of which only its kind is kept."""
 

@@ -9,7 +9,6 @@ Source: the format description in huggingface/safetensors README.md.
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from llamatool import dtypes
 from llamatool.checkpoint import files
 from llamatool.checkpoint.tensors import MAX_DIMENSIONS, TensorInfo, TensorTable, element_count
 from llamatool.errors import CheckpointError
+from llamatool.records import record
 
 INDEX_NAME = "model.safetensors.index.json"
 BIN_INDEX_NAME = "pytorch_model.bin.index.json"
@@ -25,7 +25,7 @@ _NUMBERED = re.compile(r"(.+)-(\d{1,6})-of-(\d{1,6})\.safetensors", re.ASCII)
 _DAMAGED = "the download or copy may be incomplete; fetch it again"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardIndex:
     """A `*.index.json`: which file of a folder holds which tensor."""
 

@@ -6,17 +6,18 @@ the bytes it needs.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from llamatool.dtypes import DType
+from llamatool.records import record
 
 MAX_DIMENSIONS = 8  # torch and ggml allow more and fewer; no Llama tensor has above five
 MAX_ELEMENTS = 2**62
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorInfo:
     """One stored tensor."""
 
@@ -46,7 +47,7 @@ class TensorInfo:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorTable:
     """The tensors of one file, or of the files of one Hugging Face folder, by name.
 

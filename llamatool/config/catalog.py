@@ -7,18 +7,18 @@ when it is asked for.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from llamatool.config.huggingface import parse_huggingface
 from llamatool.config.model import ModelConfig
+from llamatool.records import record
 
 _DATA = Path(__file__).with_name("catalog.json")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CatalogEntry:
     """One published model."""
 

@@ -1,14 +1,13 @@
 """How long a document may be: the stated context, what it rests on, and a plain answer."""
 
-from dataclasses import dataclass
-
 from llamatool.config.catalog import CatalogEntry
 from llamatool.config.layers import LayerSpec
 from llamatool.config.model import ModelConfig
 from llamatool.config.rope import inverse_frequencies, wavelengths
+from llamatool.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ContextVerdict:
     """What is known about a model's usable length, in tokens."""
 

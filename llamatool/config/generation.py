@@ -10,6 +10,7 @@ from typing import Literal
 
 from llamatool.config.catalog import CatalogEntry, by_shape, find, relative
 from llamatool.config.model import ModelConfig, Note
+from llamatool.records import record
 
 Confidence = Literal["certain", "high", "medium", "ambiguous", "unknown"]
 Family = Literal["llama", "llama-architecture", "other"]
@@ -21,7 +22,7 @@ _INSTRUCT_EOS = frozenset({128008, 128009})
 _LLAMA3_EOS = frozenset({128001, 128008, 128009})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evidence:
     """One observation that speaks for the verdict."""
 
@@ -30,7 +31,7 @@ class Evidence:
     says: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Identity:
     """The verdict. `candidates` lists all that fit, the leaning one first; empty if one only."""
 

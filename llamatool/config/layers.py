@@ -4,11 +4,11 @@ Parameter counts, KV-cache sizes, tensor names, the model and its tensor-paralle
 this plan, so none of them asks which Llama it is.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from llamatool.config.model import ModelConfig, TemperatureConfig
 from llamatool.errors import ConfigError
+from llamatool.records import record
 
 AttentionKind = Literal["full", "chunked", "sliding", "cross"]
 
@@ -20,7 +20,7 @@ _LAYER_TYPES: dict[str, AttentionKind] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MoeSpec:
     """A mixture-of-experts feed-forward; `LayerSpec.intermediate_size` is one expert's width."""
 
@@ -29,7 +29,7 @@ class MoeSpec:
     shared_intermediate_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerSpec:
     """One decoder layer."""
 

@@ -5,12 +5,12 @@ the licence files of the Guards in meta-llama/PurpleLlama. The text of the Llama
 read, only what is generally reported of it.
 """
 
-from dataclasses import dataclass
+from llamatool.records import record
 
 DISCLAIMER = "this is no legal advice; read the licence itself"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LicenseTerms:
     """The terms that decide whether a model may be used for a purpose."""
 

@@ -5,8 +5,10 @@ The field names are config.json's. `huggingface.py`, `meta.py` and `gguf.py` bui
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from llamatool.records import record
 
 Origin = Literal["file", "default", "derived"]
 
@@ -14,7 +16,7 @@ MAX_SIZE = 2**31 - 1  # the largest size of anything we accept
 MAX_LAYERS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Note:
     """A trap found in a configuration or checkpoint: a stable code and a sentence."""
 
@@ -22,7 +24,7 @@ class Note:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RopeConfig:
     """Rotary position embedding: its base frequency and how it is scaled.
 
@@ -46,7 +48,7 @@ class RopeConfig:
     interleaved: bool = False  # pairs (2i, 2i+1) as in Llama 4, else (i, i + head_dim/2)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MoeConfig:
     """Mixture of experts: which layers have one, and its shape."""
 
@@ -55,7 +57,7 @@ class MoeConfig:
     moe_layers: tuple[int, ...]  # zero-based indices of the layers with experts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TemperatureConfig:
     """Attention temperature of the layers without RoPE: q is scaled by a slow log of position."""
 
@@ -63,7 +65,7 @@ class TemperatureConfig:
     attn_scale: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class VisionConfig:
     """An image tower. `kind` says which of the two architectures the fields describe."""
 
@@ -92,7 +94,7 @@ class VisionConfig:
         return (self.image_size // self.patch_size) ** 2 + 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QuantizationConfig:
     """How the stored weights are packed; it never touches the parameter count or the KV cache."""
 
@@ -104,7 +106,7 @@ class QuantizationConfig:
     embedding_bits: float | None = None  # of both vocabulary tables; None: they stay as they are
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelConfig:
     """A complete, consistent configuration of a decoder of the Llama kind."""
 

@@ -10,18 +10,18 @@ llama-models models/llama3/model.py; for the temperature modeling_llama4.py.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from llamatool.config.model import RopeConfig, TemperatureConfig
 from llamatool.errors import ConfigError
+from llamatool.records import record
 
 Band = Literal["unchanged", "interpolated", "divided"]
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RopeBands:
     """How many of the head_dim / 2 frequencies the llama3 scaling treats in which way."""
 

@@ -8,16 +8,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from llamatool.errors import one_line
+from llamatool.records import record
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grid:
     """A table. `align` has one `l` or `r` for each column; marked rows are stressed."""
 
@@ -28,7 +28,7 @@ class Grid:
     marked: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lines:
     """Sentences, each on a line of its own."""
 

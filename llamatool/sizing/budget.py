@@ -1,14 +1,17 @@
 """One model's whole answer: its cache, its weights, and whether they fit where they should."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 from typing import Literal
 
+from llamatool.config.catalog import CatalogEntry
+from llamatool.config.context import ContextVerdict, context_verdict
 from llamatool.config.layers import LayerSpec, plan_layers
 from llamatool.config.model import ModelConfig, Note
 from llamatool.dtypes import DType, by_name
 from llamatool.errors import UsageError
+from llamatool.records import record
 from llamatool.sizing.curve import Crossing, crossings, curve_lengths
 from llamatool.sizing.fit import (
     Assumptions,
@@ -34,10 +37,31 @@ from llamatool.sizing.weights import stored_weights
 
 DEFAULT_TOKENS = 8192
 
+# Weights and cache, mildest first.
+_REMEDIES: tuple[tuple[str | None, str | None], ...] = (
+    (None, "fp8"),
+    ("int8", None),
+    ("int8", "fp8"),
+    ("int4", None),
+    ("int4", "fp8"),
+    ("int4", "q4_0"),
+)
+
 VLLM_VARIABLE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 
 
-@dataclass(frozen=True, slots=True)
+@record
+class Document:
+    """A text whose tokens are asked about."""
+
+    name: str
+    num_bytes: int
+    num_tokens: int
+    exact: bool  # counted with the model's own tokenizer
+    counted_by: str  # that tokenizer, or how it was estimated
+
+
+@record
 class Question:
     """What is asked about each model."""
 
@@ -48,20 +72,23 @@ class Question:
     machine: Machine | Literal["smallest"] | None = None
     assumptions: Assumptions = field(default_factory=Assumptions)
     curve: bool = False
+    alternatives: bool = True  # if it does not fit: search what would
+    document: Document | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Subject:
     """A model to ask about."""
 
     source: str  # as the user named it
     model: str | None  # the published model it is, if that is known
     config: ModelConfig
-    trained_context: int | None = None  # tokens, where the stated context is an extrapolation
-    unique_parameters: int | None = None  # where the files hold KV heads more than once
+    entry: CatalogEntry | None = None  # of that model
+    file_bytes: int | None = None  # of the stored tensors, where they were read
+    notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WeightsAnswer:
     """Bytes of the weights and where the figure comes from."""
 
@@ -70,7 +97,7 @@ class WeightsAnswer:
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerCounts:
     """Layers by kind of attention."""
 
@@ -81,16 +108,15 @@ class LayerCounts:
     window: int | None  # tokens, of the chunked or sliding layers
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CurvePoint:
     """The capped cache at one length."""
 
     num_tokens: int
     num_bytes: int
-    within_context: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Budget:
     """The answer for one model; all bytes are exact unless they say otherwise."""
 
@@ -103,7 +129,11 @@ class Budget:
     kv_bytes_by_policy: dict[Policy, int]
     weights: WeightsAnswer
     fit: Fit | None
-    curve: tuple[CurvePoint, ...]
+    remedy: str | None  # options with which it would fit in memory
+    context: ContextVerdict
+    curve: tuple[CurvePoint, ...]  # at the powers of two
+    plot: tuple[CurvePoint, ...]  # at eight lengths for each of them
+    document: Document | None
     notes: tuple[Note, ...]
 
 
@@ -118,10 +148,13 @@ def kv_budget(subject: Subject, question: Question) -> Budget:
         config = with_kv_heads(config, question.scheme)
     layers = plan_layers(config)
     count = count_parameters(config)
-    weights, answer = weights_of(config, count, layers, question.weights_dtype)
+    weights, answer = weights_of(
+        config, count, layers, question.weights_dtype, file_bytes=_file_bytes(subject, question)
+    )
     cache = kv_cache(layers, dtype=question.kv_dtype, vision=config.vision)
     by_policy = {policy: _bytes(cache, question, policy) for policy in POLICIES}
     found = _fit(config, layers, weights, question)
+    context = context_verdict(config, layers, subject.entry, question.load.num_tokens)
     return Budget(
         subject=subject,
         question=question,
@@ -132,8 +165,12 @@ def kv_budget(subject: Subject, question: Question) -> Budget:
         kv_bytes_by_policy=by_policy,
         weights=answer,
         fit=found,
-        curve=_curve(cache, config, question) if question.curve else (),
-        notes=tuple(_notes(subject, config, layers, question, found)),
+        remedy=_remedy(subject, config, layers, question, found),
+        context=context,
+        curve=_curve(cache, config, question, 1) if question.curve else (),
+        plot=_curve(cache, config, question, 8) if question.curve else (),
+        document=question.document,
+        notes=tuple(_notes(subject, config, layers, question, found, context)),
     )
 
 
@@ -142,16 +179,21 @@ def weights_of(
     count: ParameterCount,
     layers: Sequence[LayerSpec],
     dtype: str | None = None,
+    *,
+    file_bytes: int | None = None,
 ) -> tuple[Weights, WeightsAnswer]:
     """Weight bytes in memory, each tensor once, by what tensor parallelism does with them.
 
     Args: dtype: of every parameter; None: as the configuration describes the files.
+    file_bytes: what the files really hold, where that was read.
     Raises: UsageError if the element type is unknown.
     Example: Llama 3.1 70B -> 141107412992 bytes, of which 2637824 are norms.
     """
     element = _element(dtype or config.dtype or "bfloat16")
     base_bits = Fraction(8 * element.block_bytes, element.block_elements)
-    if dtype is None:
+    if dtype is None and file_bytes is not None:
+        answer = WeightsAnswer(file_bytes, "as stored in the file", True)
+    elif dtype is None:
         # A tied output table is a copy in Meta's files, but not in memory.
         stored = stored_weights(config, replace(count, stored=count.total))
         answer = WeightsAnswer(stored.num_bytes, stored.description, stored.exact)
@@ -188,6 +230,25 @@ def weights_of(
     )
 
 
+def estimated_document(name: str, num_bytes: int, config: ModelConfig) -> Document:
+    """How many tokens a text of `num_bytes` bytes has, by the average of English prose.
+
+    3.81 bytes per token with the tokenizers of 32 thousand entries, 4.41 with larger ones: 3 MB of
+    Python's documentation, measured. Other scripts and code differ by a factor of up to 4.
+
+    Example: 441000 bytes for Llama 3.1 8B -> 100000 tokens.
+    """
+    hundredths = 381 if config.vocab_size < 64_000 else 441
+    return Document(
+        name=name,
+        num_bytes=num_bytes,
+        num_tokens=-(-100 * num_bytes // hundredths),
+        exact=False,
+        counted_by=f"estimated at {hundredths / 100} bytes per token, as in English prose; "
+        "`llamatool tokens` counts exactly",
+    )
+
+
 def compare(budgets: Sequence[Budget]) -> tuple[Crossing, ...]:
     """Where the caches of two of the models cross, within the longer of their contexts."""
     longest = max(_longest(budget.subject.config) for budget in budgets)
@@ -198,11 +259,6 @@ def compare(budgets: Sequence[Budget]) -> tuple[Crossing, ...]:
 def name_of(subject: Subject) -> str:
     """The model's name, or that of its source."""
     return subject.model or subject.source
-
-
-def context_of(config: ModelConfig) -> int | None:
-    """Tokens that the model is made for; None where the file does not say."""
-    return config.max_position_embeddings
 
 
 def _fit(
@@ -217,9 +273,48 @@ def _fit(
         smallest = smallest_machine(config, layers, weights, load, kv_dtype=dtype, assumptions=how)
         machine = smallest or largest_machine(config)
     found = fit(config, layers, weights, machine, load, kv_dtype=dtype, assumptions=how)
-    if smallest is None and not found.fits_memory:
+    if smallest is None and not found.fits_memory and question.alternatives:
         smallest = smallest_machine(config, layers, weights, load, kv_dtype=dtype, assumptions=how)
     return replace(found, smallest=smallest)
+
+
+def _file_bytes(subject: Subject, question: Question) -> int | None:
+    """Bytes of the stored tensors, unless the question is about another model than they hold."""
+    return subject.file_bytes if question.scheme is None else None
+
+
+def _remedy(
+    subject: Subject,
+    config: ModelConfig,
+    layers: Sequence[LayerSpec],
+    question: Question,
+    found: Fit | None,
+) -> str | None:
+    """The mildest change of element types with which it would fit, if one does."""
+    if found is None or found.fits_memory or not question.alternatives:
+        return None
+    count = count_parameters(config)
+    for weights_dtype, cache_dtype in _REMEDIES:
+        weights, _ = weights_of(
+            config,
+            count,
+            layers,
+            weights_dtype or question.weights_dtype,
+            file_bytes=_file_bytes(subject, question),
+        )
+        other = fit(
+            config,
+            layers,
+            weights,
+            found.machine,
+            question.load,
+            kv_dtype=cache_dtype or question.kv_dtype,
+            assumptions=question.assumptions,
+        )
+        if other.fits_memory:
+            options = [f"--weights {weights_dtype}"] if weights_dtype else []
+            return " ".join(options + ([f"--kv-dtype {cache_dtype}"] if cache_dtype else []))
+    return None
 
 
 def _bytes(cache: KvCache, question: Question, policy: Policy) -> int:
@@ -273,7 +368,9 @@ def _kv_equation(layers: Sequence[LayerSpec], cache: KvCache, question: Question
     return total if load.batch_size == 1 else f"{load.batch_size} sequences, each\n  {total}"
 
 
-def _curve(cache: KvCache, config: ModelConfig, question: Question) -> tuple[CurvePoint, ...]:
+def _curve(
+    cache: KvCache, config: ModelConfig, question: Question, steps: int
+) -> tuple[CurvePoint, ...]:
     return tuple(
         CurvePoint(
             num_tokens,
@@ -282,14 +379,13 @@ def _curve(cache: KvCache, config: ModelConfig, question: Question) -> tuple[Cur
                 batch_size=question.load.batch_size,
                 num_images=question.load.num_images,
             ),
-            context_of(config) is None or num_tokens <= (context_of(config) or 0),
         )
-        for num_tokens in curve_lengths(_longest(config))
+        for num_tokens in curve_lengths(_longest(config), steps=steps)
     )
 
 
 def _longest(config: ModelConfig) -> int:
-    return context_of(config) or 131_072
+    return config.max_position_embeddings or 131_072
 
 
 def _notes(
@@ -298,38 +394,31 @@ def _notes(
     layers: Sequence[LayerSpec],
     question: Question,
     found: Fit | None,
+    context: ContextVerdict,
 ) -> list[Note]:
-    load = question.load
-    notes = list(config.notes)
-    notes += _context_notes(subject, config, load)
-    notes += _image_notes(config, load)
+    notes = list(subject.notes)
+    notes += _context_notes(context)
+    notes += _image_notes(config, question.load)
     notes += _head_notes(subject, layers, question)
     if found is not None:
         notes += _parallel_notes(config, layers, found)
     return notes
 
 
-def _context_notes(subject: Subject, config: ModelConfig, load: Load) -> list[Note]:
-    context = context_of(config)
-    if context is None:
-        return [Note("context-unknown", "the file does not say how many tokens it is made for")]
-    if load.num_tokens > context:
-        return [
-            Note(
-                "beyond-context",
-                f"{load.num_tokens:,} tokens are more than the {context:,} of "
-                "max_position_embeddings: memory is not the limit then, training is",
-            )
-        ]
-    trained = subject.trained_context
-    if trained is not None and load.num_tokens > trained:
-        return [
-            Note(
-                "beyond-training",
-                f"the model was trained on {trained:,} tokens; its stated context of "
-                f"{context:,} extrapolates (unconfirmed)",
-            )
-        ]
+def _context_notes(context: ContextVerdict) -> list[Note]:
+    asked, stated, trained = (
+        context.asked_tokens,
+        context.max_position_embeddings,
+        context.trained_context,
+    )
+    if context.answer is None or asked is None:
+        return []
+    if stated is None:
+        return [Note("context-unknown", context.answer)]
+    if asked > stated:
+        return [Note("beyond-context", context.answer)]
+    if trained is not None and asked > trained:
+        return [Note("beyond-training", context.answer)]
     return []
 
 
@@ -356,7 +445,7 @@ def _head_notes(subject: Subject, layers: Sequence[LayerSpec], question: Questio
                 "may refuse it",
             )
         )
-    if subject.unique_parameters is not None and question.scheme is None:
+    if subject.entry and subject.entry.unique_total and question.scheme is None:
         notes.append(
             Note(
                 "duplicated-heads",

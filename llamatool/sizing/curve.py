@@ -1,15 +1,15 @@
 """The cache as a curve over the context length, and where two models' curves cross."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from llamatool.records import record
 from llamatool.sizing.kv_cache import KvCache
 
 FIRST_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Crossing:
     """The first length at which the order of two caches changes."""
 
@@ -19,16 +19,17 @@ class Crossing:
     larger: str
 
 
-def curve_lengths(longest: int) -> tuple[int, ...]:
+def curve_lengths(longest: int, *, steps: int = 1) -> tuple[int, ...]:
     """Context lengths from 4k to `longest` tokens: the powers of two, and `longest` itself.
 
+    Args: steps: lengths for each power of two, equally far apart in ratio.
     Example: 131072 -> 4096, 8192, 16384, 32768, 65536, 131072.
     """
     lengths = []
-    num_tokens = FIRST_TOKENS
-    while num_tokens < longest:
+    number = 0
+    while (num_tokens := round(FIRST_TOKENS * 2 ** (number / steps))) < longest:
         lengths.append(num_tokens)
-        num_tokens *= 2
+        number += 1
     return (*lengths, longest)
 
 

@@ -9,13 +9,13 @@ of a chunked or sliding model is not a line, so nothing is divided.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from llamatool.config.layers import LayerSpec
 from llamatool.config.model import ModelConfig
 from llamatool.errors import UsageError
+from llamatool.records import record
 from llamatool.sizing.hardware import GPUS, Machine
 from llamatool.sizing.kv_cache import (
     DEFAULT_MAX_BATCHED_TOKENS,
@@ -40,7 +40,7 @@ _MAX_TOKENS = 2**40  # beyond any context; a cache that fits even then is not li
 _MAX_SEQUENCES = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Weights:
     """Weight bytes by what tensor parallelism does with them, and what a step reads."""
 
@@ -70,7 +70,7 @@ class Weights:
         return -(-sharded.numerator // sharded.denominator) + self.replicated_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Load:
     """What is asked to fit: the sequences and their lengths."""
 
@@ -79,7 +79,7 @@ class Load:
     num_images: int = 0  # in each sequence
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assumptions:
     """What is assumed about the engine; each can be set, and each is shown."""
 
@@ -90,7 +90,7 @@ class Assumptions:
     page_tokens: int = PAGE_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Line:
     """One line of the equation that a person can check by hand."""
 
@@ -101,7 +101,7 @@ class Line:
     estimate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fit:
     """The answer for one model on one machine; bytes are those of the fullest device."""
 
@@ -122,7 +122,11 @@ class Fit:
     binding: Binding  # what is in the way, or what will be with more tokens
     max_tokens_in_memory: int | None  # per sequence at the asked batch; None: memory is no limit
     max_tokens: int | None  # the same within the trained context
+    needed_at_most: int | None  # bytes of everything at max_tokens_in_memory
+    page_tokens: int
+    needed_beyond: int | None  # the same with one page more: above usable_bytes
     max_batch_size: int  # sequences of the asked length
+    read_bytes: int  # that one decode step must read
     decode_tokens_per_second: int | None  # upper bound, of all sequences together
     equation: tuple[Line, ...]
     smallest: Machine | None = None  # of the table, searched when it does not fit
@@ -150,6 +154,7 @@ def fit(
     activation = problem.activation_bytes(load.num_tokens, load.batch_size)
     kv_budget = problem.usable_bytes - problem.fixed_bytes - activation
     in_memory = problem.max_tokens()
+    page = problem.assumptions.page_tokens
     context = config.max_position_embeddings
     fits_memory = kv <= kv_budget
     fits_context = context is None or load.num_tokens <= context
@@ -171,7 +176,11 @@ def fit(
         binding=_binding(kv_budget, fits_memory, fits_context, in_memory, context),
         max_tokens_in_memory=in_memory,
         max_tokens=_within(in_memory, context),
+        needed_at_most=None if in_memory is None else problem.needed(in_memory),
+        page_tokens=page,
+        needed_beyond=None if in_memory is None else problem.needed(in_memory + page),
         max_batch_size=problem.max_batch_size(),
+        read_bytes=problem.read_bytes(),
         decode_tokens_per_second=problem.decode_tokens_per_second(),
         equation=problem.equation(),
     )
@@ -286,9 +295,13 @@ class _Problem:
         return min(pages * batch_size, self.assumptions.max_batched_tokens)
 
     def fits(self, num_tokens: int, batch_size: int) -> bool:
-        needed = self.kv_bytes(num_tokens, batch_size)
-        needed += self.activation_bytes(num_tokens, batch_size)
-        return self.fixed_bytes + needed <= self.usable_bytes
+        return self.needed(num_tokens, batch_size) <= self.usable_bytes
+
+    def needed(self, num_tokens: int, batch_size: int | None = None) -> int:
+        """Bytes of everything, for sequences of `num_tokens` tokens (as many as were asked)."""
+        sequences = batch_size or self.load.batch_size
+        held = self.kv_bytes(num_tokens, sequences)
+        return self.fixed_bytes + held + self.activation_bytes(num_tokens, sequences)
 
     def max_tokens(self) -> int | None:
         """The most whole pages of tokens in memory, or None where memory sets no limit."""
@@ -302,22 +315,25 @@ class _Problem:
         return _largest(lambda count: self.fits(self.load.num_tokens, count), _MAX_SEQUENCES)
 
     def decode_tokens_per_second(self) -> int | None:
-        """Bandwidth / bytes that one step must read: no engine can be faster.
-
-        Windowed layers read what they can see, and a mixture of experts at least the experts of
-        one token, however many sequences there are.
-        """
+        """Bandwidth / bytes that one step must read: no engine can be faster."""
         bandwidth = self.machine.gpu.bandwidth
         if bandwidth is None:
             return None
+        return self.load.batch_size * bandwidth // max(self.read_bytes(), 1)
+
+    def read_bytes(self) -> int:
+        """Bytes that one decode step reads at the least.
+
+        Windowed layers read what they can see, and a mixture of experts the experts of one token,
+        however many sequences there are.
+        """
         read = int(self.rank.weights_bytes * self.rank.weights.read_share)
-        read += self.rank.cache.num_bytes(
+        return read + self.rank.cache.num_bytes(
             self.load.num_tokens,
             batch_size=self.load.batch_size,
             num_images=self.load.num_images,
             policy="live_chunk_only",
         )
-        return self.load.batch_size * bandwidth // max(read, 1)
 
     def equation(self) -> tuple[Line, ...]:
         load = self.load
@@ -327,11 +343,11 @@ class _Problem:
         budget = self.usable_bytes - self.fixed_bytes - activation
         kv = self.kv_bytes(load.num_tokens, load.batch_size)
         return (
-            Line("", "memory per device", gpu.memory_bytes, gpu.memory_source),
+            Line("", "memory", gpu.memory_bytes, gpu.memory_source),
             Line("", "usable", self.usable_bytes, f"x {_decimal(self.utilization)}"),
-            Line("-", "weights per device", self.rank.weights_bytes, self._weights_how(ranks)),
+            Line("-", "weights", self.rank.weights_bytes, self._weights_how(ranks)),
             *self._overhead_lines(activation),
-            Line("=", "left for the KV cache", budget),
+            Line("=", "left for KV cache", budget),
             Line("-", "KV cache", kv, self._kv_how()),
             Line("=", "spare", budget - kv),
         )
@@ -348,7 +364,7 @@ class _Problem:
     def _weights_how(self, ranks: int) -> str:
         if ranks == 1:
             return ""
-        return f"{self.rank.weights.total_bytes:,} over {ranks}, norms and routers whole"
+        return f"of {self.rank.weights.total_bytes:,} on {ranks}"
 
     def _kv_how(self) -> str:
         load = self.load

@@ -6,9 +6,9 @@ The bandwidth is the vendor's peak, so a speed derived from it is an upper bound
 """
 
 import re
-from dataclasses import dataclass
 
 from llamatool.errors import UsageError
+from llamatool.records import record
 from llamatool.units import format_bytes, parse_bytes
 
 MAX_DEVICES = 4096
@@ -17,7 +17,7 @@ _MIB = 2**20
 _GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gpu:
     """One accelerator, or the memory of one."""
 
@@ -30,7 +30,7 @@ class Gpu:
     unified: bool = False  # memory shared with the CPU
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Machine:
     """Some equal accelerators that hold one model together."""
 

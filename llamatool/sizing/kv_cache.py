@@ -6,23 +6,24 @@ layers (Llama 3.2 Vision) hold a fixed amount for each image and nothing for tex
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from llamatool.config.layers import AttentionKind, LayerSpec
 from llamatool.config.model import ModelConfig, VisionConfig
 from llamatool.dtypes import DType, by_name
 from llamatool.errors import UsageError
+from llamatool.records import record
 
 Policy = Literal["capped", "live_chunk_only", "no_eviction", "vllm_hybrid"]
 
 DEFAULT_MAX_BATCHED_TOKENS = 8192  # tokens of one prefill step
 
 POLICIES: dict[Policy, str] = {
-    "capped": "a chunked or sliding layer holds at most its window",
-    "live_chunk_only": "finished chunks are dropped: tokens mod chunk remain",
-    "no_eviction": "every layer holds every token",
-    "vllm_hybrid": "vLLM's hybrid manager: window + max batched tokens in a windowed layer",
+    "capped": "at most the window in a local layer",
+    "live_chunk_only": "drops finished chunks at once",
+    "no_eviction": "every token in every layer",
+    "vllm_hybrid": "window + max batched tokens",
 }
 
 KV_DTYPES = (
@@ -40,7 +41,7 @@ KV_DTYPES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvGroup:
     """The layers of a model that hold keys and values of text in the same way."""
 
@@ -50,7 +51,7 @@ class KvGroup:
     bytes_per_token: int  # of all these layers together
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvCache:
     """A model's cache in one element type: its size as a function of tokens."""
 

@@ -4,10 +4,9 @@ Counted by formula over the layer plan, never by building the model: a model on 
 loses the tie of input and output table (21 % too much for Llama 3.2 1B).
 """
 
-from dataclasses import dataclass
-
 from llamatool.config.layers import LayerSpec, plan_layers
 from llamatool.config.model import ModelConfig, VisionConfig
+from llamatool.records import record
 
 GROUPS = (
     "embedding",
@@ -25,7 +24,7 @@ GROUPS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ActiveParameters:
     """Parameters that one token of text passes through in a mixture of experts."""
 
@@ -33,7 +32,7 @@ class ActiveParameters:
     without_input_embedding: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ParameterCount:
     """Parameters of a model, each tensor once."""
 

@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from llamatool.config.layers import LayerSpec, plan_layers
 from llamatool.config.model import ModelConfig, QuantizationConfig
 from llamatool.dtypes import DType, by_name
+from llamatool.records import record
 from llamatool.sizing.parameters import ParameterCount
 
 # The types that `inspect` prints; any other is `num_bytes` of the total.
 PRINTED = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "int4")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoredWeights:
     """Bytes of the weights in the form that the configuration describes."""
 
