@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llamatool import __version__
-from llamatool.cli import completion, inspect, models
+from llamatool.cli import completion, inspect, kv_budget, models
 from llamatool.errors import LlamatoolError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("inspect", inspect.inspect),
+    ("kv-budget", kv_budget.kv_budget),
     ("models", models.models),
     ("completion", completion.completion),
 )

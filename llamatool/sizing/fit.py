@@ -90,6 +90,9 @@ class Assumptions:
     page_tokens: int = PAGE_TOKENS
 
 
+DEFAULTS = Assumptions()
+
+
 @record
 class Line:
     """One line of the equation that a person can check by hand."""
@@ -140,7 +143,7 @@ def fit(
     load: Load,
     *,
     kv_dtype: str = "bfloat16",
-    assumptions: Assumptions = Assumptions(),
+    assumptions: Assumptions = DEFAULTS,
 ) -> Fit:
     """Whether a model fits a machine, and the most that does.
 
@@ -193,7 +196,7 @@ def smallest_machine(
     load: Load,
     *,
     kv_dtype: str = "bfloat16",
-    assumptions: Assumptions = Assumptions(),
+    assumptions: Assumptions = DEFAULTS,
 ) -> Machine | None:
     """The set of listed devices with the least memory on which the load fits in memory.
 
@@ -371,6 +374,8 @@ class _Problem:
         held = self.kv_terms()
         images = f" + {load.num_images} images x {self.rank.cache.bytes_per_image:,}"
         each = held + (images if load.num_images and self.rank.cache.bytes_per_image else "")
+        if load.num_tokens % self.assumptions.page_tokens:
+            each += f" (pages of {self.assumptions.page_tokens})"
         return f"{load.batch_size} x ({each})" if load.batch_size > 1 else each
 
     def kv_terms(self) -> str:
