@@ -1,0 +1,131 @@
+# Completion of llamatool for bash. Written by tools/make_completions.py; do not edit.
+
+_llamatool() {
+    # bash splits --name=value at the sign: it arrives as three words.
+    local cur prev word command="" options="" valued="" i position=0 only_arguments=""
+    local IFS=$' \t\n'
+    local models="llama-1-7b llama-1-13b llama-1-30b llama-1-65b llama-2-7b llama-2-7b-chat llama-2-13b llama-2-13b-chat llama-2-70b llama-2-70b-chat codellama-7b codellama-7b-python codellama-7b-instruct codellama-13b codellama-13b-python codellama-13b-instruct codellama-34b codellama-34b-python codellama-34b-instruct codellama-70b codellama-70b-python codellama-70b-instruct llama-3-8b llama-3-8b-instruct llama-3-70b llama-3-70b-instruct llama-3.1-8b llama-3.1-8b-instruct llama-3.1-70b llama-3.1-70b-instruct llama-3.1-405b llama-3.1-405b-instruct llama-3.1-405b-fp8 llama-3.1-405b-instruct-fp8 llama-3.1-405b-mp16 llama-3.2-1b llama-3.2-1b-instruct llama-3.2-1b-instruct-qlora-int4 llama-3.2-1b-instruct-spinquant-int4 llama-3.2-3b llama-3.2-3b-instruct llama-3.2-3b-instruct-qlora-int4 llama-3.2-3b-instruct-spinquant-int4 llama-3.2-11b-vision llama-3.2-11b-vision-instruct llama-3.2-90b-vision llama-3.2-90b-vision-instruct llama-3.3-70b-instruct llama-4-scout-17b-16e llama-4-scout-17b-16e-instruct llama-4-maverick-17b-128e llama-4-maverick-17b-128e-instruct llama-guard-1-7b llama-guard-2-8b llama-guard-3-8b llama-guard-3-1b llama-guard-3-1b-int4 llama-guard-3-11b-vision llama-guard-4-12b"
+    COMPREPLY=()
+    cur=${COMP_WORDS[COMP_CWORD]}
+    prev=""
+    if ((COMP_CWORD > 0)); then prev=${COMP_WORDS[COMP_CWORD - 1]}; fi
+    if [[ $cur == "=" ]]; then
+        cur=""
+    elif [[ $prev == "=" ]] && ((COMP_CWORD > 1)); then
+        prev=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
+
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        if [[ -z $command ]]; then
+            case $word in
+                inspect)
+                    options="--tokens --json -h --help"
+                    valued="--tokens"
+                    ;;
+                kv-budget)
+                    options="-n --tokens --batch --concurrency --images --document --kv-dtype --weights --as --gpu --memory --tp --utilization --overhead --max-batched-tokens --policy --curve --plot --json -h --help"
+                    valued="-n --tokens --batch --concurrency --images --document --kv-dtype --weights --as --gpu --memory --tp --utilization --overhead --max-batched-tokens --policy --plot"
+                    ;;
+                models)
+                    options="--json -h --help"
+                    valued=""
+                    ;;
+                completion)
+                    options="-h --help"
+                    valued=""
+                    ;;
+                *) continue ;;
+            esac
+            command=$word
+        elif [[ -n $only_arguments ]]; then
+            ((position++))
+        elif [[ $word == "--" ]]; then
+            only_arguments=yes
+        elif [[ $word == -?* ]]; then
+            if [[ " $valued " == *" $word "* ]]; then
+                ((i++)) # its value
+                if [[ ${COMP_WORDS[i]} == "=" ]]; then ((i++)); fi
+            fi
+        elif [[ $word != "=" ]]; then
+            ((position++))
+        fi
+    done
+
+    if [[ -z $command ]]; then
+        COMPREPLY=($(compgen -W "inspect kv-budget models completion --version -h --help" -- "$cur"))
+        return
+    fi
+
+    if [[ -z $only_arguments ]]; then
+        case $command:$prev in
+            inspect:--tokens)
+                :
+                return
+                ;;
+            kv-budget:-n | kv-budget:--tokens | kv-budget:--batch | kv-budget:--concurrency | kv-budget:--images | kv-budget:--as | kv-budget:--memory | kv-budget:--tp | kv-budget:--utilization | kv-budget:--overhead | kv-budget:--max-batched-tokens)
+                :
+                return
+                ;;
+            kv-budget:--document | kv-budget:--plot)
+                _llamatool_file
+                return
+                ;;
+            kv-budget:--kv-dtype)
+                COMPREPLY=($(compgen -W "bfloat16 float16 float32 fp8 int8 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" -- "$cur"))
+                return
+                ;;
+            kv-budget:--weights)
+                COMPREPLY=($(compgen -W "bfloat16 fp8 int8 int4 q8_0 q6_k q5_k q4_k q4_0" -- "$cur"))
+                return
+                ;;
+            kv-budget:--gpu)
+                COMPREPLY=($(compgen -W "rtx-4060-ti-16gb rtx-4080 rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada t4 l4 a10 a40 l40s a100-40gb a100-80gb h100-pcie h100 h100-nvl h200 b200 mi300x mi325x m2-ultra-64 m2-ultra-128 m2-ultra-192 m3-ultra-96 m3-ultra-256 m3-ultra-512 m4-16 m4-24 m4-32 m4-pro-24 m4-pro-48 m4-pro-64 m4-max-48 m4-max-64 m4-max-128 smallest" -- "$cur"))
+                return
+                ;;
+            kv-budget:--policy)
+                COMPREPLY=($(compgen -W "capped live_chunk_only no_eviction vllm_hybrid" -- "$cur"))
+                return
+                ;;
+        esac
+        if [[ $cur == -* ]]; then
+            COMPREPLY=($(compgen -W "$options" -- "$cur"))
+            return
+        fi
+    fi
+
+    case $command:$position in
+        inspect:*) _llamatool_source "$cur" "$models" ;;
+        kv-budget:*) _llamatool_source "$cur" "$models" ;;
+        models:0) : ;;
+        completion:0) COMPREPLY=($(compgen -W "bash zsh fish" -- "$cur")) ;;
+        *) COMPREPLY=($(compgen -W "$options" -- "$cur")) ;;
+    esac
+}
+
+# A built-in model's name, or a file.
+_llamatool_source() {
+    local IFS=$'\n'
+    COMPREPLY=($(compgen -W "${2// /$'\n'}" -- "$1"))
+    if ((${#COMPREPLY[@]})); then
+        COMPREPLY+=($(compgen -f -- "$1"))
+        compopt -o filenames 2>/dev/null
+    else
+        _llamatool_file
+    fi
+}
+
+# Nothing of ours: the shell completes file names itself, quotes and all.
+_llamatool_file() {
+    compopt -o default 2>/dev/null
+}
+
+_llamatool_folder() {
+    compopt -o dirnames 2>/dev/null
+}
+
+if type compopt >/dev/null 2>&1; then
+    complete -F _llamatool llamatool
+else # bash 3 has no way to say it later
+    complete -o default -F _llamatool llamatool
+fi
