@@ -26,7 +26,9 @@ from typing import Literal
 
 from llamatool.config.model import Note
 from llamatool.errors import TokenizerError, UsageError
-from llamatool.tokenizers.chunks import CutRule, safe_chunks
+from llamatool.tokenizers.chunks import Chunker, CutRule
+
+SHORT = 2**20  # characters of a text that is not worth cutting
 
 Kind = Literal["sentencepiece", "tiktoken", "tokenizer.json", "gguf"]
 Engine = Literal["sentencepiece", "tiktoken", "tokenizers"]
@@ -101,15 +103,18 @@ class Tokenizer(ABC):
         Equal to `encode("".join(texts))`: the text is cut only where no token can cross
         (chunks.py). A text without such a place is kept whole.
         """
-        first = True
-        for chunk in safe_chunks(texts, self.cut_rule):
-            yield self._encode(without_surrogates(chunk), first=first)
-            first = False
+        counter = self.counter()
+        for text in texts:
+            for _, ids in counter.push(text):
+                yield ids
+        for _, ids in counter.finish():
+            yield ids
 
     def count(self, texts: str | Iterable[str]) -> int:
         """Number of ids of a text, or of the concatenation of several, in bounded memory."""
-        parts = _slices(texts) if isinstance(texts, str) else texts
-        return sum(len(ids) for ids in self.encode_stream(parts))
+        if isinstance(texts, str):
+            return len(self.encode(texts)) if len(texts) <= SHORT else self.count(_slices(texts))
+        return sum(len(ids) for ids in self.encode_stream(texts))
 
     @abstractmethod
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:
@@ -151,6 +156,10 @@ class Tokenizer(ABC):
     def _encode(self, text: str, *, first: bool) -> list[int]:
         """Ids of text without surrogates. `first` is false for what follows a safe cut."""
 
+    def counter(self) -> "TokenCounter":
+        """A counter for a text that arrives in pieces."""
+        return TokenCounter(self)
+
     def _checked(self, specials: Collection[str]) -> Collection[str]:
         for name in specials:
             if name not in self.special_ids:
@@ -184,6 +193,35 @@ class ByteStreamDecoder(StreamDecoder):
         return self._decoder.decode(b"", final=True)
 
 
+class TokenCounter:
+    """The ids of a text that arrives in pieces, part by part."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._chunker = Chunker(tokenizer.cut_rule)
+        self._first = True
+
+    def push(self, text: str) -> Iterator[tuple[str, list[int]]]:
+        """(part of the text, its ids) for every part that is complete with this piece."""
+        for part in self._chunker.push(text):
+            yield part, self._ids(part)
+
+    def finish(self) -> Iterator[tuple[str, list[int]]]:
+        """The last part, if any text is left."""
+        rest = self._chunker.rest()
+        if rest:
+            yield rest, self._ids(rest)
+
+    def ids_of(self, part: str, *, first: bool) -> list[int]:
+        """The ids of another text in the place of a part (its composed form, say)."""
+        return self._tokenizer._encode(without_surrogates(part), first=first)
+
+    def _ids(self, part: str) -> list[int]:
+        ids = self.ids_of(part, first=self._first)
+        self._first = False
+        return ids
+
+
 def without_surrogates(text: str) -> str:
     """`text` as it can be written in UTF-8: surrogate pairs joined, lone surrogates as U+FFFD.
 
@@ -206,5 +244,5 @@ def _is_fragment(token: bytes) -> bool:
     return False
 
 
-def _slices(text: str, num_characters: int = 2**20) -> Iterator[str]:
+def _slices(text: str, num_characters: int = SHORT) -> Iterator[str]:
     return (text[i : i + num_characters] for i in range(0, len(text), num_characters))

@@ -24,7 +24,7 @@ from enum import Enum
 SPACES_AND_LINES = re.compile(r"(?<=[^\s\u2581])(?= )|(?<=\n)(?=[^\s/\u2581])")
 SPACES = re.compile(r"(?<=[^\s\u2581])(?= )")
 
-CHUNK_CHARACTERS = 2**17  # of a streamed text: large enough that the cost of a cut vanishes
+CHUNK_CHARACTERS = 2**19  # of a streamed text: large enough that the cost of a cut vanishes
 
 
 class CutRule(Enum):
@@ -47,32 +47,52 @@ _PATTERNS = {
 }
 
 
+class Chunker:
+    """Takes a text in any pieces and gives it back in parts that can be encoded one by one.
+
+    Each part ends at the first safe place at or after `size` characters (the last may be less), so
+    memory holds one part. With CutRule.NEVER the one part is the whole text.
+    """
+
+    def __init__(self, rule: CutRule, *, size: int = CHUNK_CHARACTERS) -> None:
+        self._pattern = rule.pattern
+        self._size = size
+        self._pending: list[str] = []
+        self._num_pending = 0
+        self._last = ""  # the character before the next piece: a cut depends on its neighbours
+
+    def push(self, text: str) -> Iterator[str]:
+        """The parts that are complete with this piece."""
+        start = 0
+        while self._pattern is not None:
+            missing = self._size - self._num_pending
+            cut = _cut(self._pattern, self._last, text, start, missing)
+            if cut is None:
+                break
+            part = "".join(self._pending) + text[start:cut]
+            self._pending, self._num_pending, start = [], 0, cut
+            yield part
+        self._pending.append(text[start:] if start else text)
+        self._num_pending += len(text) - start
+        self._last = text[-1:] or self._last
+
+    def rest(self) -> str:
+        """The last part; empty if nothing is left."""
+        return "".join(self._pending)
+
+
 def safe_chunks(
     texts: Iterable[str], rule: CutRule, *, size: int = CHUNK_CHARACTERS
 ) -> Iterator[str]:
     """The concatenation of `texts` in parts of at least `size` characters (the last may be less).
 
-    Each part ends at the first safe place at or after `size` characters, so memory holds one part
-    and one element of `texts`. With CutRule.NEVER the one part is the whole text.
     Example: `["one two", " three"]`, SPACES, size 1 -> `one`, ` two`, ` three`.
     """
-    pattern = rule.pattern
-    pending: list[str] = []
-    num_pending = 0
-    last = ""  # the character before `text`: a cut depends on its two neighbours only
+    chunker = Chunker(rule, size=size)
     for text in texts:
-        start = 0
-        while pattern is not None:
-            cut = _cut(pattern, last, text, start, size - num_pending)
-            if cut is None:
-                break
-            yield "".join(pending) + text[start:cut]
-            pending, num_pending, start = [], 0, cut
-        pending.append(text[start:] if start else text)
-        num_pending += len(text) - start
-        last = text[-1:] or last
-    if num_pending:
-        yield "".join(pending)
+        yield from chunker.push(text)
+    if rest := chunker.rest():
+        yield rest
 
 
 def _cut(pattern: re.Pattern[str], last: str, text: str, start: int, at_least: int) -> int | None:

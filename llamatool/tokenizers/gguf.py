@@ -17,6 +17,7 @@ from llamatool.tokenizers.modelproto import (
     CONTROL,
     NORMAL,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     SentencePieceModel,
 )
@@ -73,12 +74,18 @@ def sentencepiece_model(metadata: Metadata, *, where: str) -> SentencePieceModel
     types = [int(t) for t in _numbers(metadata, "token_type", len(tokens), where)]
     if odd := {t for t in types if not NORMAL <= t <= BYTE}:
         raise TokenizerError(f"token type {min(odd)} is none of SentencePiece's", where=where)
+    unk_id = _id(metadata, "unknown_token_id", types.index(UNKNOWN) if UNKNOWN in types else 0)
+    if not 0 <= unk_id < len(tokens):
+        raise TokenizerError(f"`unknown_token_id` is {unk_id}", where=where)
+    # SentencePiece wants exactly one unknown piece; GGUF files mark padding rows so, too.
+    types = [UNUSED if kind == UNKNOWN else kind for kind in types]
+    types[unk_id] = UNKNOWN
     return SentencePieceModel(
         pieces=tokens,
         scores=scores,
         types=types,
         byte_fallback=BYTE in types,
-        unk_id=_id(metadata, "unknown_token_id", types.index(UNKNOWN) if UNKNOWN in types else 0),
+        unk_id=unk_id,
         bos_id=_id(metadata, "bos_token_id", 1),
         eos_id=_id(metadata, "eos_token_id", 2),
         pad_id=_id(metadata, "padding_token_id", -1),
