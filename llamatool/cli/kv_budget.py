@@ -1,7 +1,7 @@
 """`llamatool kv-budget`: what the KV cache costs, whether it fits, and how much would."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +14,7 @@ from llamatool.cli.options import (
     MemoryOption,
     OptionalSourcesArgument,
 )
-from llamatool.errors import InputError, ResourceError, UsageError, one_line
+from llamatool.errors import InputError, ResourceError, TokenizerError, UsageError, one_line
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamatool.sizing.curve import Crossing
     from llamatool.sizing.hardware import Machine
     from llamatool.sizing.kv_cache import Policy
+    from llamatool.tokenizers.base import Tokenizer
 
 _DEFAULT_TOKENS = 8192
 _MAX_CURVES = 8
@@ -174,9 +175,9 @@ def kv_budget(
 
       llamatool kv-budget ./config.json --gpu 2xh100 --concurrency 16
 
-      llamatool kv-budget llama-3.1-405b --tokens 32k --gpu smallest --weights fp8
+      llamatool kv-budget llama-3.1-405b --gpu smallest --weights fp8
 
-      llamatool kv-budget llama-4-scout-17b-16e-instruct llama-3.1-8b --curve --plot kv.svg
+      llamatool kv-budget llama-4-scout-17b-16e llama-3.1-8b --plot kv.svg
 
       llamatool kv-budget ./Llama-3.2-3B --document report.txt --gpu 4090
     """
@@ -339,9 +340,57 @@ def _is_text(sample: bytes) -> bool:
 
 
 def _count(document: Path, num_bytes: int, subject: "Subject") -> "Document":
-    from llamatool.sizing.budget import estimated_document
+    """The document in tokens: counted if the model's tokenizer is at hand, else estimated."""
+    from llamatool.sizing.budget import Document, estimated_document
 
-    return estimated_document(document.name, num_bytes, subject.config)
+    tokenizer = _tokenizer_of(subject.source)
+    if tokenizer is None:
+        return estimated_document(document.name, num_bytes, subject.config)
+    return Document(
+        name=document.name,
+        num_bytes=num_bytes,
+        num_tokens=tokenizer.count(_parts(document)),
+        exact=True,
+        counted_by=f"counted with {tokenizer.identity.label}",
+    )
+
+
+def _tokenizer_of(source: str) -> "Tokenizer | None":
+    """The tokenizer in the model's folder or GGUF, or beside its configuration; None without one.
+
+    Raises: TokenizerError if there is one and it is damaged.
+    """
+    from llamatool.tokenizers.load import load, tokenizer_file
+
+    path = Path(source)
+    if source == "-" or not path.exists():
+        return None
+    folder = path if path.is_dir() or path.suffix.lower() == ".gguf" else path.parent
+    try:
+        file = tokenizer_file(folder)
+    except TokenizerError:
+        return None
+    return load(file, read_gguf=_gguf_metadata)
+
+
+def _gguf_metadata(path: Path) -> Mapping[str, object]:
+    from llamatool.checkpoint.gguf import GgufArray, read_file
+
+    return {
+        key: value.read() if isinstance(value, GgufArray) else value
+        for key, value in read_file(path).metadata.items()
+        if key.startswith(("tokenizer.", "general."))
+    }
+
+
+def _parts(document: Path) -> Iterator[str]:
+    """The text in parts of a million characters, so that its size does not matter."""
+    try:
+        with document.open(encoding="utf-8", newline="") as file:
+            while part := file.read(2**20):
+                yield part
+    except UnicodeDecodeError:
+        raise InputError("the document is no UTF-8 text", where=str(document)) from None
 
 
 def _show(

@@ -109,16 +109,24 @@ def _title(budget: Budget) -> str:
     sequences = f"{load.batch_size:,} sequences of " if load.batch_size > 1 else ""
     scheme = f" as {budget.question.scheme}" if budget.question.scheme else ""
     dtype = _dtype_name(budget.question.kv_dtype)
-    about = "" if budget.document is None or budget.document.exact else "≈ "
     return (
-        f"{name_of(budget.subject)}{scheme}: {sequences}{about}{load.num_tokens:,} tokens, "
+        f"{name_of(budget.subject)}{scheme}: {sequences}{_tokens(budget)} tokens, "
         f"KV cache in {dtype}"
     )
 
 
+def _tokens(budget: Budget) -> str:
+    """The length asked about, marked where it is only an estimate."""
+    about = "" if budget.document is None or budget.document.exact else "≈ "
+    return f"{about}{budget.question.load.num_tokens:,}"
+
+
 def _figures(budget: Budget) -> list[tuple[str, ...]]:
     cache, windowed = budget.cache, budget.layers.window is not None
-    rows = [_row("KV cache", budget.kv_bytes, "at most: capped" if windowed else "exact")]
+    certainty = "at most: capped" if windowed else "exact"
+    if budget.document is not None and not budget.document.exact:
+        certainty = "if the estimate of the tokens is right"
+    rows = [_row("KV cache", budget.kv_bytes, certainty)]
     if windowed:
         rows += [
             _row("per token", cache.in_window_bytes_per_token, "while inside the window"),
@@ -160,10 +168,9 @@ def _document(budget: Budget) -> list[Block]:
     document = budget.document
     if document is None:
         return []
-    about = "" if document.exact else "≈ "
     lines = [
-        f"{document.num_bytes:,} B of text = {about}{document.num_tokens:,} tokens, "
-        f"{document.counted_by}"
+        f"{document.num_bytes:,} B of text, {_tokens(budget)} tokens",
+        document.counted_by,
     ]
     if budget.context.answer is not None:
         lines.append(budget.context.answer)
@@ -254,7 +261,8 @@ def _most_tokens(fit: Fit) -> list[str]:
 
 
 def _side_by_side(budgets: Sequence[Budget]) -> Block:
-    columns = [_column(budget) for budget in budgets]
+    windowed = any(budget.layers.window is not None for budget in budgets)
+    columns = [_column(budget, windowed) for budget in budgets]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     rows = tuple((label, *(column.get(label, "-") for column in columns)) for label in labels)
     load = budgets[0].question.load
@@ -266,15 +274,16 @@ def _side_by_side(budgets: Sequence[Budget]) -> Block:
     return Grid(rows, ("", *names), "l" + "r" * len(budgets), title=title)
 
 
-def _column(budget: Budget) -> dict[str, str]:
+def _column(budget: Budget, windowed: bool) -> dict[str, str]:
     cache, policies = budget.cache, budget.kv_bytes_by_policy
-    cells = {"tokens": f"{budget.question.load.num_tokens:,}"}
+    cells = {"tokens": _tokens(budget)}
     cells["KV cache, bytes"] = f"{budget.kv_bytes:,}"
     cells["KV cache, GiB"] = format_gib(budget.kv_bytes)
     cells["bytes per token"] = f"{cache.in_window_bytes_per_token:,}"
-    cells["  beyond the window"] = f"{cache.growing_bytes_per_token:,}"
-    for policy in ("live_chunk_only", "vllm_hybrid", "no_eviction"):
-        cells[f"KV, {policy.replace('_', ' ')}"] = format_bytes(policies[policy])
+    if windowed:
+        cells["  beyond the window"] = f"{cache.growing_bytes_per_token:,}"
+        for policy in ("live_chunk_only", "vllm_hybrid", "no_eviction"):
+            cells[f"KV, {policy.replace('_', ' ')}"] = format_bytes(policies[policy])
     if cache.bytes_per_image:
         cells["per image"] = format_bytes(cache.bytes_per_image)
     cells["weights"] = format_bytes(budget.weights.num_bytes)
@@ -307,19 +316,17 @@ def _survey(budgets: Sequence[Budget]) -> list[Block]:
     ]
     align = "lrrrr"
     if fits:
-        columns = ("model", "GiB", "weights", "fits", "most tokens", "at once")
+        columns = ("model", "GiB", "fits", "most tokens", "at once")
         rows = [_fit_row(budget) for budget in budgets]
-        align = "lrrlrr"
+        align = "lrlrr"
     question = budgets[0].question
     load = question.load
     sequences = f"{load.batch_size:,} sequences of " if load.batch_size > 1 else ""
     lengths = {budget.question.load.num_tokens for budget in budgets}
     tokens = f"{load.num_tokens:,} tokens" if len(lengths) == 1 else "the document"
     where = f", on {budgets[0].fit.machine}" if budgets[0].fit and _one_machine(budgets) else ""
-    notes = [
-        f"{sequences}{tokens}, KV cache in {_dtype_name(question.kv_dtype)}{where}; "
-        "weights in GiB, as published"
-    ]
+    notes = [f"{sequences}{tokens}, KV cache in {_dtype_name(question.kv_dtype)}{where}"]
+    notes.append("GiB: weights and KV cache" if fits else "weights in GiB, as published")
     if any(budget.layers.window is not None for budget in budgets):
         notes.append("chunked and sliding layers count up to their window; name a model for more")
     if fits:
@@ -334,8 +341,7 @@ def _fit_row(budget: Budget) -> tuple[str, ...]:
     assert fit is not None
     return (
         name_of(budget.subject),
-        format_gib(budget.kv_bytes),
-        format_gib(budget.weights.num_bytes),
+        format_gib(budget.total_bytes),
         "yes" if fit.fits else f"no: {_SHORT_BINDING[fit.binding]}",
         _tokens_or_dash(fit),
         f"{fit.max_batch_size:,}",
@@ -366,7 +372,10 @@ def _all_notes(budgets: Sequence[Budget]) -> list[Block]:
     several = len(budgets) > 1
     for budget in budgets:
         name = f"{name_of(budget.subject)}: " if several else ""
-        lines += [f"{name}{note.message}" for note in budget.notes]
+        shown = {budget.context.answer} if budget.document is not None and not several else ()
+        lines += [f"{name}{note.message}" for note in budget.notes if note.message not in shown]
+        if budget.document is not None and several:
+            lines.append(f"{name}{budget.document.counted_by}")
     if any(budget.layers.chunked for budget in budgets):
         lines.append(
             "vLLM is `vllm hybrid` where its chunked manager is on, else `no eviction`; the"

@@ -107,7 +107,7 @@ def to_text(plot: Plot, *, width: int = 78, height: int = 18) -> str:
     for mark in plot.marks:
         grid[row_of(y_scale(mark.y))][round((columns - 1) * x_scale(mark.x))] = "#"
     labels = {row_of(y_scale(value)): plot.y.tick(value) for value in y_ticks}
-    lines = [f"{plot.title}  ({plot.y.label})"]
+    lines = [f"{plot.title}  ({plot.y.label} over {plot.x.label})"]
     for number, cells in enumerate(grid):
         label = labels.get(number, "")
         edge = "+" if label else "|"
@@ -262,4 +262,4 @@ def _text_ticks(plot: Plot, x_scale: _Scale, gutter: int, columns: int) -> str:
             continue
         line[start : start + len(word)] = word
         used = start + len(word) + 1
-    return "".join(line).rstrip() + f"  {plot.x.label}"
+    return "".join(line).rstrip()

@@ -18,6 +18,7 @@ from llamatool.sizing.fit import (
     Fit,
     Load,
     Weights,
+    check,
     fit,
     largest_machine,
     smallest_machine,
@@ -136,6 +137,11 @@ class Budget:
     document: Document | None
     notes: tuple[Note, ...]
 
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of weights and cache, on all devices together if nothing is replicated."""
+        return self.weights.num_bytes + self.kv_bytes
+
 
 def kv_budget(subject: Subject, question: Question) -> Budget:
     """What one model's cache costs, and whether it fits.
@@ -143,6 +149,7 @@ def kv_budget(subject: Subject, question: Question) -> Budget:
     Raises: UsageError if an element type, a scheme or an assumption makes no sense.
     Example: Llama 4 Scout, 100000 tokens, bfloat16 -> 6123159552 bytes, capped.
     """
+    check(question.load, question.assumptions)
     config = subject.config
     if question.scheme is not None:
         config = with_kv_heads(config, question.scheme)

@@ -150,7 +150,8 @@ def fit(
     Raises: UsageError if the utilization is not above 0 and at most 1, or a count is not positive.
     Example: Llama 3.1 8B on 24 GiB, utilization 0.9, overhead 0 -> 54400 tokens at most.
     """
-    _check(load, assumptions)
+    check(load, assumptions)
+    _check_policy(assumptions.policy)
     rank = _Rank(config, layers, weights, machine.count, kv_dtype)
     problem = _Problem(rank, machine, load, assumptions)
     kv = problem.kv_bytes(load.num_tokens, load.batch_size)
@@ -203,7 +204,8 @@ def smallest_machine(
     Sets of 1, 2, 4 and 8 equal devices are tried, unified memory only alone; of two with the same
     memory the one with fewer devices. None if not even the largest is enough.
     """
-    _check(load, assumptions)
+    check(load, assumptions)
+    _check_policy(assumptions.policy)
     ranks = {
         count: _Rank(config, layers, weights, count, kv_dtype) for count in _device_counts(config)
     }
@@ -391,15 +393,26 @@ class _Problem:
         )
 
 
-def _check(load: Load, assumptions: Assumptions) -> None:
-    if load.num_tokens < 1 or load.batch_size < 1 or load.num_images < 0:
-        raise UsageError("tokens and sequences must be at least 1, images at least 0")
+def check(load: Load, assumptions: Assumptions) -> None:
+    """Refuses a question that makes no sense.
+
+    Raises: UsageError saying which part does not.
+    """
+    if load.num_tokens < 1:
+        raise UsageError("the number of tokens must be at least 1")
+    if not 1 <= load.batch_size <= _MAX_SEQUENCES:
+        raise UsageError(f"the number of sequences must be 1 to {_MAX_SEQUENCES:,}")
+    if not 0 <= load.num_images <= _MAX_SEQUENCES:
+        raise UsageError(f"the number of images must be 0 to {_MAX_SEQUENCES:,}")
     share = assumptions.utilization
     if share is not None and not 0 < share <= 1:
         raise UsageError("the utilization must be above 0 and at most 1")
     if assumptions.max_batched_tokens < 1 or assumptions.page_tokens < 1:
         raise UsageError("batched tokens and the tokens of a page must be at least 1")
-    if assumptions.policy == "live_chunk_only":
+
+
+def _check_policy(policy: Policy) -> None:
+    if policy == "live_chunk_only":
         # While a sequence grows to its length, its chunk has once been full.
         raise UsageError(
             "`live_chunk_only` is no budget: every chunk is full once while it is read",
