@@ -43,6 +43,7 @@ completions: .venv/demo
 
 docs: .venv/demo
 	$(BIN)/python tools/make_docs.py
+	$(BIN)/python tools/docblocks.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
