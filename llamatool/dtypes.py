@@ -81,6 +81,8 @@ _TABLE = (
     DType("tq1_0", 256, 54, None, 34),
     DType("tq2_0", 256, 66, None, 35),
     DType("mxfp4", 32, 17, None, 39),
+    DType("nvfp4", 64, 36, None, 40),
+    DType("q1_0", 128, 18, None, 41),
 )
 
 _ALIASES = {

@@ -1,5 +1,7 @@
 """All that `inspect` says about one model, as one frozen value."""
 
+from dataclasses import replace
+
 from llamatool.checkpoint.locate import Kind
 from llamatool.checkpoint.tensors import TensorTable
 from llamatool.config.context import ContextVerdict, context_verdict
@@ -39,6 +41,7 @@ class CheckpointReport:
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     ill_shaped: tuple[str, ...] = ()  # `name: found (..), expected (..)`
+    ill_typed: tuple[str, ...] = ()
     kv_bytes_per_token: int | None = None  # read from the shapes, where there is no configuration
 
 
@@ -79,7 +82,7 @@ def inspect_source(loaded: LoadedSource, *, tokens: int | None = None) -> Inspec
         terms = license_terms(
             entry.license, multimodal=config.vision is not None, note=entry.license_note
         )
-    checkpoint = _checkpoint(loaded, config)
+    checkpoint, notes = _checkpoint(loaded, config)
     return Inspection(
         source=loaded.source,
         kind=loaded.kind,
@@ -88,7 +91,7 @@ def inspect_source(loaded: LoadedSource, *, tokens: int | None = None) -> Inspec
         layers=layers,
         parameters=count,
         weights_bytes=uniform_bytes(count),
-        stored=stored_weights(config, count),
+        stored=_stored(loaded, config, count, checkpoint),
         kv=kv_cache(layers, vision=config.vision),
         bands=frequency_bands(
             config.rope, config.head_dim, max_position_embeddings=config.max_position_embeddings
@@ -96,7 +99,7 @@ def inspect_source(loaded: LoadedSource, *, tokens: int | None = None) -> Inspec
         context=context_verdict(config, layers, entry, tokens),
         license=terms,
         checkpoint=checkpoint,
-        notes=loaded.notes + _checkpoint_notes(checkpoint),
+        notes=loaded.notes + notes,
     )
 
 
@@ -161,19 +164,35 @@ def _kv_from_shapes(tables: tuple[TensorTable, ...]) -> int | None:
     return total or None
 
 
-def _checkpoint(loaded: LoadedSource, config: ModelConfig) -> CheckpointReport | None:
+def _checkpoint(
+    loaded: LoadedSource, config: ModelConfig
+) -> tuple[CheckpointReport | None, tuple[Note, ...]]:
+    """The report on the files and the notes that belong to it."""
     if not loaded.tables:
-        return None
-    return _summary(loaded.tables, compared=True)
+        return None, ()
+    from llamatool.checkpoint.compare import compare
+
+    summary = _summary(loaded.tables, compared=True)
+    found = compare(loaded.tables, config)
+    report = replace(
+        summary,
+        compared=not any(note.code == "not-compared" for note in found.notes),
+        missing=found.missing,
+        unexpected=found.unexpected,
+        ill_shaped=found.ill_shaped,
+        ill_typed=found.ill_typed,
+    )
+    return report, found.notes
 
 
-def _checkpoint_notes(report: CheckpointReport | None) -> tuple[Note, ...]:
-    if report is None:
-        return ()
-    notes = []
-    floats = [group.dtype for group in report.by_dtype]
-    if report.format != "gguf" and len(floats) > 1:
-        notes.append(
-            Note("mixed-dtypes", f"the files hold several element types: {', '.join(floats)}")
-        )
-    return tuple(notes)
+def _stored(
+    loaded: LoadedSource,
+    config: ModelConfig,
+    count: ParameterCount,
+    report: CheckpointReport | None,
+) -> StoredWeights:
+    """Bytes of the weights: read from the headers where all of them are at hand."""
+    if report is None or loaded.kind == "safetensors":
+        return stored_weights(config, count)
+    types = ", ".join(group.dtype for group in report.by_dtype)
+    return StoredWeights(report.num_bytes, types, True)

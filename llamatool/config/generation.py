@@ -91,7 +91,21 @@ def identify(config: ModelConfig) -> Identity:
     Example: config.json of Llama 3.1 70B Instruct -> ambiguous, leaning to llama-3.1-70b-instruct,
     with llama-3.3-70b-instruct as the other candidate.
     """
-    case = _Case(config)
+    identity = _verdict(_Case(config))
+    entry = identity.entry
+    if entry is None or entry.config.tie_word_embeddings == config.tie_word_embeddings:
+        return identity
+    ours, theirs = config.tie_word_embeddings, entry.config.tie_word_embeddings
+    note = Note(
+        "tie-differs",
+        f"`tie_word_embeddings` is {str(ours).lower()} here and {str(theirs).lower()} in the "
+        f"published {entry.name}; the count follows this file",
+    )
+    return replace(identity, notes=(*identity.notes, note))
+
+
+def _verdict(case: _Case) -> Identity:
+    config = case.config
     model_type = config.model_type
     if model_type not in ("llama", "mllama", "mllama_text_model", "llama4", "llama4_text"):
         case.saw("model_type", model_type, "not a Llama; sizes are computed all the same")

@@ -320,8 +320,9 @@ def _checkpoint_blocks(report: CheckpointReport) -> list[Block]:
         facts += _differences("missing", report.missing)
         facts += _differences("unexpected", report.unexpected)
         facts += _differences("ill-shaped", report.ill_shaped)
+        facts += _differences("other dtype", report.ill_typed)
         if not facts:
-            facts.append("every tensor that the configuration asks for is there, in its shape")
+            facts.append("every tensor that the configuration asks for is there, as it should be")
     if facts:
         blocks.append(Lines(tuple(facts)))
     return blocks
@@ -621,5 +622,6 @@ def _checkpoint_object(report: CheckpointReport | None) -> dict[str, Any] | None
         "missing": list(report.missing),
         "unexpected": list(report.unexpected),
         "ill_shaped": list(report.ill_shaped),
+        "ill_typed": list(report.ill_typed),
         "kv_bytes_per_token": report.kv_bytes_per_token,
     }
