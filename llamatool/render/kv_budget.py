@@ -289,6 +289,8 @@ def _column(budget: Budget, windowed: bool) -> dict[str, str]:
     cells["weights"] = format_bytes(budget.weights.num_bytes)
     context = budget.context.max_position_embeddings
     cells["context"] = f"{context:,}" if context else "?"
+    if budget.document is not None:
+        cells["document"] = "too long" if _beyond(budget) else "within the context"
     fit = budget.fit
     if fit is not None:
         cells["on"] = str(fit.machine)
