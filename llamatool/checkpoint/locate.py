@@ -179,8 +179,17 @@ def _name(source: str, path: Path) -> Source:
         raise CheckpointError("no such file or folder", where=source, hint=EXPECTED)
     raise CheckpointError(
         f"`{source}` is no file or folder, and no model of the catalogue",
-        hint="`llamatool models` lists the names; a model of the hub is written org/name",
+        hint=_near_names(source),
     )
+
+
+def _near_names(source: str) -> str:
+    from llamatool.config import catalog
+
+    near = catalog.suggest(source)
+    if near:
+        return f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
+    return "`llamatool models` lists the names; a model of the hub is written org/name"
 
 
 def _folder(source: str, path: Path) -> Source:
