@@ -1,3 +1,40 @@
-"""Inspect, size, convert and run Llama checkpoints."""
+"""Inspect, size, convert and run Llama checkpoints.
+
+From Python, as the command line does it:
+
+    loaded = llamatool.load_source("llama-3.1-8b")
+    llamatool.inspect_source(loaded).parameters.total  # 8030261248
+"""
+
+TYPE_CHECKING = False  # typing is not imported for this alone
+if TYPE_CHECKING:
+    from llamatool.errors import LlamatoolError
+    from llamatool.inspection import inspect_source
+    from llamatool.listing import list_models
+    from llamatool.source import load_source
 
 __version__ = "0.1.0"
+__all__ = ["LlamatoolError", "__version__", "inspect_source", "list_models", "load_source"]
+
+_HOMES = {
+    "LlamatoolError": "llamatool.errors",
+    "inspect_source": "llamatool.inspection",
+    "list_models": "llamatool.listing",
+    "load_source": "llamatool.source",
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, loaded when it is first used, so that `import llamatool` costs nothing."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module `llamatool` has no attribute `{name}`")
+    from importlib import import_module
+
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
