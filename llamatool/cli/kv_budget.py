@@ -312,9 +312,13 @@ def _policy(name: str) -> "Policy":
 def _read_size(document: Path) -> int:
     """Bytes of a text file; a file that is no text is refused before it is sized."""
     try:
+        if not document.is_file():
+            # A pipe has no size, and a device may have no end.
+            what = "is no regular file" if document.exists() else "does not exist"
+            raise InputError(f"the document {what}", where=str(document))
+        num_bytes = document.stat().st_size
         with document.open("rb") as file:
             start = file.read(_SAMPLE_BYTES)
-            num_bytes = document.stat().st_size
     except OSError as error:
         raise InputError(
             f"cannot read the document: {error.strerror}", where=str(document)
@@ -431,9 +435,12 @@ def _write_plot(path: Path, budgets: "Sequence[Budget]", crossings: "Sequence[Cr
     from llamatool.render.plot import to_svg
 
     picture = to_svg(plot_of(budgets, crossings))
+    if path.is_dir() or not path.name:
+        raise ResourceError("cannot write the plot: this is a folder", where=str(path))
     unfinished = path.with_name(path.name + ".part")
     try:
         unfinished.write_text(picture, encoding="utf-8")
         unfinished.replace(path)
     except OSError as error:
+        unfinished.unlink(missing_ok=True)
         raise ResourceError(f"cannot write the plot: {error.strerror}", where=str(path)) from None

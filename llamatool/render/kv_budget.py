@@ -265,13 +265,8 @@ def _side_by_side(budgets: Sequence[Budget]) -> Block:
     columns = [_column(budget, windowed) for budget in budgets]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     rows = tuple((label, *(column.get(label, "-") for column in columns)) for label in labels)
-    load = budgets[0].question.load
-    lengths = {budget.question.load.num_tokens for budget in budgets}
-    tokens = f"{load.num_tokens:,} tokens" if len(lengths) == 1 else "the document"
-    sequences = f"{load.batch_size:,} sequences of " if load.batch_size > 1 else ""
-    title = f"{sequences}{tokens}, KV cache in {_dtype_name(budgets[0].question.kv_dtype)}"
     names = tuple(name_of(budget.subject) for budget in budgets)
-    return Grid(rows, ("", *names), "l" + "r" * len(budgets), title=title)
+    return Grid(rows, ("", *names), "l" + "r" * len(budgets), title=_asked(budgets))
 
 
 def _column(budget: Budget, windowed: bool) -> dict[str, str]:
@@ -304,9 +299,31 @@ def _column(budget: Budget, windowed: bool) -> dict[str, str]:
 
 
 def _survey(budgets: Sequence[Budget]) -> list[Block]:
-    fits = budgets[0].fit is not None
-    columns: tuple[str, ...] = ("model", "KV bytes", "GiB", "weights", "context")
-    rows: list[tuple[str, ...]] = [
+    if budgets[0].fit is None:
+        grid, notes = _cost_table(budgets)
+    elif budgets[0].question.machine == "smallest":
+        grid, notes = _smallest_table(budgets)
+    else:
+        grid, notes = _fit_table(budgets)
+    if any(budget.layers.window is not None for budget in budgets):
+        notes.append("chunked and sliding layers count up to their window; name a model for more")
+    blocks: list[Block] = [grid, Lines((_asked(budgets), *notes))]
+    # Of all the published models the same few notes would be said again and again.
+    return blocks + (_all_notes(budgets) if budgets[0].question.alternatives else [])
+
+
+def _asked(budgets: Sequence[Budget]) -> str:
+    """What was asked of every model: `4 sequences of 8,192 tokens, KV cache in bfloat16`."""
+    question = budgets[0].question
+    load = question.load
+    lengths = {budget.question.load.num_tokens for budget in budgets}
+    tokens = f"{load.num_tokens:,} tokens" if len(lengths) == 1 else "the document"
+    sequences = f"{load.batch_size:,} sequences of " if load.batch_size > 1 else ""
+    return f"{sequences}{tokens}, KV cache in {_dtype_name(question.kv_dtype)}"
+
+
+def _cost_table(budgets: Sequence[Budget]) -> tuple[Grid, list[str]]:
+    rows = tuple(
         (
             name_of(budget.subject),
             f"{budget.kv_bytes:,}",
@@ -315,47 +332,56 @@ def _survey(budgets: Sequence[Budget]) -> list[Block]:
             _context_cell(budget),
         )
         for budget in budgets
-    ]
-    align = "lrrrr"
-    if fits:
-        columns = ("model", "GiB", "fits", "most tokens", "at once")
-        rows = [_fit_row(budget) for budget in budgets]
-        align = "lrlrr"
-    question = budgets[0].question
-    load = question.load
-    sequences = f"{load.batch_size:,} sequences of " if load.batch_size > 1 else ""
-    lengths = {budget.question.load.num_tokens for budget in budgets}
-    tokens = f"{load.num_tokens:,} tokens" if len(lengths) == 1 else "the document"
-    where = f", on {budgets[0].fit.machine}" if budgets[0].fit and _one_machine(budgets) else ""
-    notes = [f"{sequences}{tokens}, KV cache in {_dtype_name(question.kv_dtype)}{where}"]
-    notes.append("GiB: weights and KV cache" if fits else "weights in GiB, as published")
-    if any(budget.layers.window is not None for budget in budgets):
-        notes.append("chunked and sliding layers count up to their window; name a model for more")
-    if fits:
-        notes.append("fits: yes, or no and what binds; at once: sequences of this length")
-    elif any(_beyond(budget) for budget in budgets):
-        notes.append("* more tokens than the context the model is trained for")
-    return [Grid(tuple(rows), columns, align), Lines(tuple(notes))]
-
-
-def _fit_row(budget: Budget) -> tuple[str, ...]:
-    fit = budget.fit
-    assert fit is not None
-    return (
-        name_of(budget.subject),
-        format_gib(budget.total_bytes),
-        "yes" if fit.fits else f"no: {_SHORT_BINDING[fit.binding]}",
-        _tokens_or_dash(fit),
-        f"{fit.max_batch_size:,}",
     )
+    dtype = budgets[0].question.weights_dtype
+    notes = [f"weights in GiB, {'as the files are stored' if dtype is None else 'in ' + dtype}"]
+    if any(_beyond(budget) for budget in budgets):
+        notes.append("* more tokens than the context the model is trained for")
+    return Grid(rows, ("model", "KV bytes", "GiB", "weights", "context"), "lrrrr"), notes
+
+
+def _fit_table(budgets: Sequence[Budget]) -> tuple[Grid, list[str]]:
+    rows = tuple(
+        (
+            name_of(budget.subject),
+            format_gib(budget.total_bytes),
+            "yes" if fit.fits else f"no: {_SHORT_BINDING[fit.binding]}",
+            _tokens_or_dash(fit),
+            f"{fit.max_batch_size:,}",
+        )
+        for budget, fit in _fits(budgets)
+    )
+    machine = _fits(budgets)[0][1].machine
+    notes = [
+        f"on {machine}; GiB: weights and KV cache together",
+        "fits: yes, or no and what binds; at once: sequences of this length",
+    ]
+    return Grid(rows, ("model", "GiB", "fits", "most tokens", "at once"), "lrlrr"), notes
+
+
+def _smallest_table(budgets: Sequence[Budget]) -> tuple[Grid, list[str]]:
+    rows = tuple(
+        (
+            name_of(budget.subject),
+            format_gib(budget.total_bytes),
+            str(fit.machine) if fit.fits_memory else "none",
+            _tokens_or_dash(fit) + ("*" if _beyond(budget) else ""),
+        )
+        for budget, fit in _fits(budgets)
+    )
+    notes = [
+        "GiB: weights and KV cache; smallest: of the listed devices, up to 8 together",
+        "* its memory would do, but its trained context is shorter than what is asked",
+    ]
+    return Grid(rows, ("model", "GiB", "smallest", "most tokens"), "lrlr"), notes
+
+
+def _fits(budgets: Sequence[Budget]) -> list[tuple[Budget, Fit]]:
+    return [(budget, budget.fit) for budget in budgets if budget.fit is not None]
 
 
 def _tokens_or_dash(fit: Fit) -> str:
     return "no limit" if fit.max_tokens is None else f"{fit.max_tokens:,}"
-
-
-def _one_machine(budgets: Sequence[Budget]) -> bool:
-    return len({budget.fit.machine for budget in budgets if budget.fit}) == 1
 
 
 def _context_cell(budget: Budget) -> str:

@@ -349,11 +349,33 @@ def test_table_of_all_models_on_a_machine(run: Run) -> None:
     assert run("--tokens", "100000", "--memory", "1GiB").code == 1  # none fits
 
 
+def test_table_of_the_smallest_machines(run: Run) -> None:
+    result = run("--tokens", "32k", "--gpu", "smallest")
+    rows = {line.split()[0]: line for line in result.out.splitlines() if line}
+    assert rows["llama-3.3-70b-instruct"].split() == [
+        "llama-3.3-70b-instruct",
+        "141.42",
+        "B200",
+        "90,688",
+    ]
+    assert rows["llama-2-7b"].endswith("4,096*")
+    huge = run("--tokens", "128k", "--batch", "1000", "--gpu", "smallest", "--weights", "fp32")
+    rows = {line.split()[0]: line for line in huge.out.splitlines() if line}
+    assert rows["llama-3.1-405b"].split()[2] == "none"
+
+
+def test_three_models_in_a_table_with_their_notes(run: Run) -> None:
+    result = run("llama-2-7b", "llama-3-8b", "llama-3.1-8b", "-n", "100000")
+    assert result.out.startswith("model ")
+    assert "llama-2-7b: no: 100,000 tokens are more than the 4,096" in result.out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("--tokens", "100000"),
         ("--tokens", "100000", "--gpu", "2xh100"),
+        ("--tokens", "100000", "--gpu", "smallest"),
         (SCOUT, "-n", "100000", "--gpu", "2xh100-nvl"),
         (SCOUT, "llama-3.1-8b", "-n", "64k", "--gpu", "8xh100"),
         ("llama-3.2-90b-vision", "--gpu", "8xh200", "-n", "128k"),
@@ -496,8 +518,20 @@ def test_documents_that_are_no_text(run: Run, tmp_path: Path, content: bytes, me
     result = run("llama-3.1-8b", "--document", document)
     assert (result.code, result.out) == (3, "")
     assert message in result.err
-    assert run("llama-3.1-8b", "--document", tmp_path / "none").code == 3
-    assert run("llama-3.1-8b", "--document", tmp_path).code == 3
+
+
+def test_documents_that_are_no_file(run: Run, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for document, message in (
+        (tmp_path / "none", "does not exist"),
+        (tmp_path, "is no regular file"),
+        (fifo, "is no regular file"),
+        ("/dev/null", "is no regular file"),
+    ):
+        result = run("llama-3.1-8b", "--document", document)
+        assert (result.code, result.out) == (3, "")
+        assert message in result.err
 
 
 def test_a_character_cut_by_the_sample_is_no_error(run: Run, tmp_path: Path) -> None:
@@ -553,9 +587,11 @@ def test_errors(run: Run, arguments: tuple[str, ...], code: int, message: str) -
 
 
 def test_a_plot_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
-    result = run("llama-3.1-8b", "--plot", tmp_path / "no" / "kv.svg")
-    assert (result.code, result.out) == (4, "")
-    assert "cannot write the plot" in result.err
+    for path in (tmp_path / "no" / "kv.svg", tmp_path, "", "."):
+        result = run("llama-3.1-8b", "--plot", path)
+        assert (result.code, result.out) == (4, "")
+        assert "cannot write the plot" in result.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tp_gives_the_count_that_gpu_does_not(run: Run) -> None:

@@ -31,6 +31,19 @@ DATA = Path(__file__).parent.parent / "data"
 GOLDEN = json.loads((DATA / "golden.json").read_text())
 MODELS = tuple(GOLDEN["models"])
 SCOUT = "llama-4-scout-17b-16e-instruct"
+MINITRON = {
+    "model_type": "llama",
+    "hidden_size": 3072,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9216,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
 NO_WEIGHTS = Weights(0, 0)
 BARE = Assumptions(utilization=Fraction(1), overhead_bytes=0)  # memory is the cache's budget
 
@@ -179,6 +192,81 @@ def test_more_ranks_than_kv_heads_do_not_halve_the_cache() -> None:
 @pytest.mark.parametrize("tokens", [43_328, 6_048, 79_392, 39_024, 7_344, 4_512])
 def test_limits_that_engines_print_are_whole_pages(tokens: int) -> None:
     assert tokens % 16 == 0
+
+
+# What other tools say of weights and totals, and the right figure: the output table left out or
+# counted although it is tied, the image tower or the experts missed, GQA not seen.
+@pytest.mark.parametrize(
+    ("model", "right", "wrong"),
+    [
+        ("llama-2-7b", 13_476_831_232, "accelerate: lm_head left out"),
+        ("llama-2-7b", 13_476_831_232, "llm-analysis: -2.5 %"),
+        ("llama-2-7b", 13_476_831_232, "llm-plan: -4.4 %"),
+        ("llama-3.1-8b", 16_060_522_496, "accelerate: -6.5 %, lm_head left out"),
+        ("llama-3.1-8b", 16_060_522_496, "ridgepoint: -6.4 %, called exact"),
+        ("llama-3.1-8b", 16_060_522_496, "llm-plan: -19.8 %"),
+        ("llama-3.2-1b", 2_471_628_800, "hf-vram-calc: +21.3 %, the tie lost"),
+        ("llama-3.2-1b", 2_471_628_800, "ridgepoint: +7.7 %, called exact"),
+        ("llama-3.2-1b", 2_471_628_800, "llm-plan: -34.8 %"),
+        (SCOUT, 217_283_587_072, "ridgepoint: 28.7 GiB, called exact"),
+        (SCOUT, 217_283_587_072, "hf-vram-calc: the text model only"),
+        ("llama-3.2-11b-vision-instruct", 21_340_441_670, "vramscout: -8.4 %, no image tower"),
+        ("llama-3.2-11b-vision-instruct", 21_340_441_670, "accelerate: -4.9 %"),
+        ("llama-3.2-11b-vision-instruct", 21_340_441_670, "ridgepoint: -22 %"),
+        ("llama-2-70b", 137_953_296_384, "llm-analysis: -19.9 %"),
+        ("llama-2-70b", 137_953_296_384, "llm-plan: -6.6 %"),
+        ("llama-3.1-70b-instruct", 141_107_412_992, "accelerate: 64.73 GB, a dtype halved twice"),
+    ],
+)
+def test_weights_that_other_tools_get_wrong(model: str, right: int, wrong: str) -> None:
+    assert ask(model, "h100").weights.num_bytes == right
+    assert ask(model, "h100", weights_dtype="fp16").weights.num_bytes == right
+
+
+def test_minitron_weights() -> None:
+    # hf-vram-calc and llm-plan take head_dim for 3072 / 32.
+    model = parse_huggingface(MINITRON, where="minitron-4b-width")
+    _, answer = weights_of(model, count_parameters(model), plan_layers(model), "bfloat16")
+    assert answer.num_bytes == 9_025_492_992
+
+
+def test_scout_does_not_run_on_one_h200() -> None:
+    # ridgepoint says that it "serves" there.
+    found = fit_of(SCOUT, "h200")
+    assert (found.fits, found.binding) == (False, "weights")
+
+
+def test_active_parameters_of_scout_are_not_a_share_of_the_total() -> None:
+    # ridgepoint: 0.12 x total = 13.04 billion.
+    active = count_parameters(config(SCOUT)).active
+    assert active is not None
+    assert active.total == 17_172_894_720
+
+
+def test_totals_have_no_invented_parts() -> None:
+    # vramcalc adds 25.65 GB of logits for every position of 100,000 tokens, hf-vram-calc finds 123
+    # GiB of activations for 7B and then leaves them out of a total smaller than its own cache.
+    found = fit_of("llama-3.1-8b", "h100", 100_000)
+    needed = found.weights_bytes + found.runtime_bytes + found.activation_bytes + found.kv_bytes
+    assert needed == found.usable_bytes - found.spare_bytes
+    assert found.activation_bytes < 2**30
+    small = fit_of("llama-2-7b", "h100", 100_000)
+    assert small.activation_bytes < 2**30
+    assert small.usable_bytes - small.spare_bytes > small.kv_bytes == 52_428_800_000
+
+
+def test_sharding_costs_no_penalty() -> None:
+    # modelinfo adds 4, 12 or 20 % for the interconnect.
+    one, two = (fit_of("llama-3.1-8b", gpu) for gpu in ("h100", "2xh100"))
+    norms = 2 * 266_240
+    assert two.weights_bytes == (one.weights_bytes - norms) // 2 + norms
+
+
+def test_no_is_never_said_beside_spare_memory_without_the_reason() -> None:
+    # vramscout: "does not fit" beside "spare 13.558 GiB".
+    for tokens in (4_096, 8_192, 100_000, 131_072):
+        found = fit_of("llama-3-8b", "h100", tokens)
+        assert found.fits or found.spare_bytes < 0 or found.binding == "context"
 
 
 def test_weights_bind() -> None:
