@@ -115,7 +115,7 @@ def from_gguf(metadata: gguf.Metadata, *, where: str) -> Tokenizer:
 def _from_ranks_file(data: bytes, sha256: str, where: str) -> Tokenizer:
     ranks = parse_ranks(data, where=where)
     known, notes = recognise_ranks(ranks)
-    if known is None and len(ranks) not in (special.LLAMA3_FIRST_ID, special.LLAMA4_FIRST_ID):
+    if len(ranks) not in (special.LLAMA3_FIRST_ID, special.LLAMA4_FIRST_ID):
         raise UnsupportedError(
             f"a tiktoken file of {len(ranks):,} ranks, which is neither Llama 3 nor Llama 4",
             where=where,

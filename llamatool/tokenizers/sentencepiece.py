@@ -43,6 +43,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model with its dummy prefix and byte fallback."""
 
     def __init__(self, data: bytes, model: SentencePieceModel, identity: Identity) -> None:
+        self.data = data
         self.model = model
         self.identity = identity
         self.vocab_size = len(model.pieces)
