@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS = 8192
 _MAX_CURVES = 8
 _SAMPLE_BYTES = 2**16
+# Up to this many entries a vocabulary is taken for one of that tokenizer's kind.
+_VOCABULARY_LIMITS = (("llama-2", 64_000), ("llama-3", 165_000))
 
 
 def _tokens(text: str) -> int:
@@ -189,7 +191,7 @@ def kv_budget(
         raise UsageError("--tokens and --document both say how long the text is")
     wants_curve = curve or plot is not None
     if wants_curve and not 1 <= len(sources or ()) <= _MAX_CURVES:
-        raise UsageError(f"a curve needs 1 to {_MAX_CURVES} SOURCEs, to be readable")
+        raise UsageError(f"a curve is readable with 1 to {_MAX_CURVES} models; name them")
     question = Question(
         load=Load(_DEFAULT_TOKENS if tokens is None else tokens, batch_size, images),
         kv_dtype=kv_dtype,
@@ -345,17 +347,37 @@ def _is_text(sample: bytes) -> bool:
 
 def _count(document: Path, num_bytes: int, subject: "Subject") -> "Document":
     """The document in tokens: counted if the model's tokenizer is at hand, else estimated."""
-    from llamatool.sizing.budget import Document, estimated_document
+    from llamatool.sizing.budget import Document
 
     tokenizer = _tokenizer_of(subject.source)
     if tokenizer is None:
-        return estimated_document(document.name, num_bytes, subject.config)
+        return _estimated(document, num_bytes, subject)
     return Document(
         name=document.name,
         num_bytes=num_bytes,
         num_tokens=tokenizer.count(_parts(document)),
         exact=True,
         counted_by=f"counted with {tokenizer.identity.label}",
+    )
+
+
+def _estimated(document: Path, num_bytes: int, subject: "Subject") -> "Document":
+    """The document by the measured rates of the tokenizer whose vocabulary is nearest in size."""
+    from llamatool.sizing.budget import Document
+    from llamatool.tokenizers.estimate import ESTIMATED, LARGEST_ERROR, Estimator
+
+    size = subject.config.vocab_size
+    name = next((name for name, limit in _VOCABULARY_LIMITS if size <= limit), "llama-4")
+    estimator = Estimator(name)
+    for part in _parts(document):
+        estimator.add(part)
+    return Document(
+        name=document.name,
+        num_bytes=num_bytes,
+        num_tokens=estimator.num_tokens,
+        exact=False,
+        counted_by=f"estimated by the rates of the tokenizer of {ESTIMATED[name]}, within "
+        f"{LARGEST_ERROR[name]:.0%} on most texts",
     )
 
 

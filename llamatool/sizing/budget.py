@@ -237,25 +237,6 @@ def weights_of(
     )
 
 
-def estimated_document(name: str, num_bytes: int, config: ModelConfig) -> Document:
-    """How many tokens a text of `num_bytes` bytes has, by the average of English prose.
-
-    3.81 bytes per token with the tokenizers of 32 thousand entries, 4.41 with larger ones: 3 MB of
-    Python's documentation, measured. Other scripts and code differ by a factor of up to 4.
-
-    Example: 441000 bytes for Llama 3.1 8B -> 100000 tokens.
-    """
-    hundredths = 381 if config.vocab_size < 64_000 else 441
-    return Document(
-        name=name,
-        num_bytes=num_bytes,
-        num_tokens=-(-100 * num_bytes // hundredths),
-        exact=False,
-        counted_by=f"estimated at {hundredths / 100} bytes per token, as in English prose; "
-        "`llamatool tokens` counts exactly",
-    )
-
-
 def compare(budgets: Sequence[Budget]) -> tuple[Crossing, ...]:
     """Where the caches of two of the models cross, within the longer of their contexts."""
     longest = max(_longest(budget.subject.config) for budget in budgets)
