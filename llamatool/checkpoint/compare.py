@@ -1,5 +1,6 @@
 """What the files hold against what the configuration asks for, tensor by tensor."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -110,6 +111,7 @@ class _Finder:
     ) -> None:
         """One of Meta's ranks: every tensor is the rank's share."""
         rest = dict(table.tensors)
+        self._count_shards(specs, table, num_shards)
         for spec in specs:
             if not spec.ways:
                 continue
@@ -124,6 +126,22 @@ class _Finder:
                 rest.pop(part.name, None)
                 self._check_share(prefix, table.tensors[part.name], part, num_shards)
         self._rest(rest, prefix)
+
+    def _count_shards(
+        self, specs: Sequence[TensorSpec], table: TensorTable, num_shards: int
+    ) -> None:
+        """Tells of files that are not there, by the share that a split matrix has in this one."""
+        for spec in specs:
+            for part in (part for way in spec.ways for part in way if part.axis is not None):
+                info = table.tensors.get(part.name)
+                if info is None or ".layers." not in f".{part.name}" or info.num_elements == 0:
+                    continue
+                count, rest = divmod(math.prod(part.stored_shape(1)), info.num_elements)
+                if not rest and count != num_shards and not self.notes:
+                    here = "1 is" if num_shards == 1 else f"{num_shards} are"
+                    message = f"the shapes are those of {count} files, and {here} here"
+                    self.notes.append(Note("shards-missing", message))
+                return
 
     def _check_share(self, prefix: str, info: TensorInfo, part: Part, num_shards: int) -> None:
         expected = part.stored_shape(num_shards)
