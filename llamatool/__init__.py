@@ -4,6 +4,7 @@ From Python, as the command line does it:
 
     loaded = llamatool.load_source("llama-3.1-8b")
     llamatool.inspect_source(loaded).parameters.total  # 8030261248
+    model = llamatool.load_model("folder-with-weights")  # needs PyTorch
 """
 
 TYPE_CHECKING = False  # typing is not imported for this alone
@@ -11,15 +12,24 @@ if TYPE_CHECKING:
     from llamatool.errors import LlamatoolError
     from llamatool.inspection import inspect_source
     from llamatool.listing import list_models
+    from llamatool.model.load import load_model
     from llamatool.source import load_source
 
 __version__ = "0.1.0"
-__all__ = ["LlamatoolError", "__version__", "inspect_source", "list_models", "load_source"]
+__all__ = [
+    "LlamatoolError",
+    "__version__",
+    "inspect_source",
+    "list_models",
+    "load_model",
+    "load_source",
+]
 
 _HOMES = {
     "LlamatoolError": "llamatool.errors",
     "inspect_source": "llamatool.inspection",
     "list_models": "llamatool.listing",
+    "load_model": "llamatool.model.load",
     "load_source": "llamatool.source",
 }
 
@@ -31,7 +41,14 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module `llamatool` has no attribute `{name}`")
     from importlib import import_module
 
-    value: object = getattr(import_module(home), name)
+    try:
+        value: object = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from llamatool.errors import MissingExtraError
+
+        raise MissingExtraError(name, "PyTorch", "torch") from None
     globals()[name] = value
     return value
 

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from tiny_models import BY_NAME, Tiny
 
 from llamatool.config.catalog import find
 from llamatool.config.layers import LayerSpec, plan_layers
@@ -13,6 +12,7 @@ from llamatool.model.cache import KVCache
 from llamatool.model.decoder import Decoder
 from llamatool.model.rope import Rotation
 from llamatool.sizing.kv_cache import kv_bytes
+from tests.model.tiny_models import BY_NAME, Tiny
 
 TOLERANCE = 1e-5
 SPLIT_KINDS = ["gqa", "rope-llama3", "mistral-sliding", "qwen2-sliding-from-layer-1", "scout",

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import BY_NAME, DENSE, MIXED, Tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from tests.model.tiny_models import BY_NAME, DENSE, MIXED, Tiny
 
 
 class Ledger(TorchDispatchMode):
@@ -23,7 +24,11 @@ class Ledger(TorchDispatchMode):
         given = {id_of(t) for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_flatten(result)[0]:
-            if isinstance(tensor, torch.Tensor) and id_of(tensor) not in given:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and not tensor.is_meta
+                and id_of(tensor) not in given
+            ):
                 self.see(tensor.untyped_storage())
         return result
 

@@ -77,7 +77,7 @@ def test_scores_do_not_sum_to_one() -> None:
 
 
 def test_dense_layers_have_no_router() -> None:
-    from tiny_models import BY_NAME
+    from tests.model.tiny_models import BY_NAME
 
     _, model = BY_NAME["maverick"].build()
     has_router = {

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BY_NAME, DENSE, LLAMA3_ROPE, Tiny, rope
 
 from llamatool.config.catalog import find
 from llamatool.config.huggingface import parse_huggingface
@@ -21,6 +20,7 @@ from llamatool.model.attention import _causal_mask, scale_by_position
 from llamatool.model.decoder import Decoder, require_finite
 from llamatool.model.norm import rms_norm
 from llamatool.model.rope import RotaryEmbedding, Rotation, rotate
+from tests.model.tiny_models import BY_NAME, DENSE, LLAMA3_ROPE, Tiny, rope
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "rope_golden.json").read_text())
 

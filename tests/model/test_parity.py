@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import BY_NAME, DENSE, KINDS, MIXED, Tiny, same_weights, their_cache
+
+from tests.model.tiny_models import BY_NAME, DENSE, KINDS, MIXED, Tiny, same_weights, their_cache
 
 TOLERANCE = 1e-5
 

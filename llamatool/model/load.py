@@ -1,0 +1,180 @@
+"""A path to a running model: what it is, whether it fits, and its weights in place."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from llamatool.checkpoint import files
+from llamatool.checkpoint.tensors import TensorTable
+from llamatool.config.model import ModelConfig
+from llamatool.dtypes import by_name
+from llamatool.errors import CheckpointError, ResourceError, UnsupportedError, UsageError
+from llamatool.model.decoder import PREFILL_PIECE, Decoder
+from llamatool.model.storage import FLOATS
+from llamatool.model.weights import Weights
+from llamatool.sizing.kv_cache import kv_bytes
+from llamatool.source import LoadedSource, load_source
+from llamatool.units import format_bytes
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def load_model(
+    source: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    max_tokens: int = PREFILL_PIECE,
+    batch_size: int = 1,
+) -> Decoder:
+    """A model ready to run, from a folder, a safetensors or GGUF file, or Meta's `.pth` files.
+
+    All names and shapes are checked before anything is read. Then the weights are taken one at a
+    time; on a CPU and in the dtype of the file they are the mapped file itself, so that a model
+    is ready at once and its pages are read as they are used.
+
+    Args:
+    device: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the first of CUDA, MPS and CPU there is.
+    dtype: of weights and activations; by default that of the checkpoint, bfloat16 where it is
+    packed in blocks.
+    max_tokens: tokens that the cache will have to hold, for the check of memory.
+
+    Raises: CheckpointError that lists every missing, unknown or ill-shaped tensor;
+    UnsupportedError for weights packed in a way that is not read; ResourceError, with the
+    numbers, if weights and cache do not fit into the free memory.
+    Example: `load_model("Llama-3.2-1B")(ids)` with ids [1, 12] -> logits [1, 1, 128256].
+    """
+    loaded = load_source(str(source), with_tensors=True)
+    config, tables = runnable(loaded)
+    place = find_device(device)
+    kind = find_dtype(dtype, config)
+    with torch.device("meta"):
+        model = Decoder(config)
+    weights = Weights(config, tables, where=loaded.located.where, as_stored=False)
+    require_memory(model, kind, place, max_tokens=max_tokens, batch_size=batch_size)
+    weights.fill(model, "", kind, place)
+    return model.eval()
+
+
+def runnable(loaded: LoadedSource) -> tuple[ModelConfig, Sequence[TensorTable]]:
+    """Configuration and tensor tables of a source that can run.
+
+    Raises: CheckpointError if it has no configuration or no weights; UnsupportedError if the
+    weights are packed.
+    """
+    config, _ = loaded.need_config()
+    if not loaded.tables or loaded.kind == "hub":
+        raise CheckpointError(
+            "there are no weights to run",
+            where=loaded.source,
+            hint="name a folder or file with weights on this machine",
+        )
+    if loaded.kind == "gguf" and loaded.located.path is not None:
+        _require_little_endian(loaded.located.path)
+    packed = config.quantization
+    if packed is not None and config.source_format != "gguf":
+        raise UnsupportedError(
+            f"the weights are packed by `{packed.method}`, which is not run here",
+            where=loaded.located.where,
+            hint="take the bfloat16 release of this model",
+        )
+    return config, loaded.tables
+
+
+def _require_little_endian(path: Path) -> None:
+    with files.open_regular(path) as stream:
+        version = int.from_bytes(files.read_exactly(stream, 8, path)[4:], "little")
+    if version >= 65_536:  # the small version number stands in the last byte
+        raise UnsupportedError("the tensors are stored big-endian", where=str(path))
+
+
+def as_stored(config: ModelConfig) -> ModelConfig:
+    """The configuration for weights whose rows of q and k stay as the file has them.
+
+    Meta's files and GGUF keep the two elements of a rotated pair beside each other, so the model
+    must rotate neighbours there. Running it that way checks a conversion without the code that
+    exchanges the rows.
+    """
+    if config.source_format == "huggingface":
+        return config
+    return replace(config, rope=replace(config.rope, interleaved=True))
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; `auto` is the first of CUDA, MPS and CPU that is here.
+
+    Raises: UsageError for an unknown name, ResourceError for a device that is not here.
+    """
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in DEVICES[1:] or (number and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"`{name[:80]}` is no device", hint=f"known are {', '.join(DEVICES)}")
+    if (kind == "cuda" and not cuda) or (kind == "mps" and not mps):
+        raise ResourceError(f"there is no {kind} device here", hint="use --device cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        raise ResourceError(f"there is no `{name}`: {torch.cuda.device_count()} GPUs are here")
+    return torch.device(name)
+
+
+def find_dtype(name: str | None, config: ModelConfig) -> torch.dtype:
+    """The dtype of this name, by default the checkpoint's.
+
+    Raises: UsageError for a name that is no floating-point type of torch.
+    """
+    if name is None:
+        return FLOATS.get(config.dtype or "", torch.bfloat16)
+    known = by_name(name)
+    if known is None or known.name not in FLOATS:
+        raise UsageError(
+            f"`{name[:80]}` is no dtype to compute in", hint=f"known are {', '.join(FLOATS)}"
+        )
+    return FLOATS[known.name]
+
+
+def require_memory(
+    model: Decoder,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_tokens: int,
+    batch_size: int = 1,
+) -> None:
+    """Checks that weights and cache fit into what is free, before anything is read.
+
+    Raises: ResourceError with the numbers.
+    """
+    free_bytes = free_memory(device)
+    weight_bytes = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    name = str(dtype).removeprefix("torch.")
+    cache_bytes = kv_bytes(model.plan, max_tokens, batch_size=batch_size, dtype=name)
+    if free_bytes is not None and weight_bytes + cache_bytes > free_bytes:
+        raise ResourceError(
+            f"weights in {name} take {format_bytes(weight_bytes)} and the KV cache of"
+            f" {max_tokens:,} tokens {format_bytes(cache_bytes)}, together"
+            f" {format_bytes(weight_bytes + cache_bytes)}; {format_bytes(free_bytes)} are free"
+            f" on {device}",
+            hint="`llamatool kv-budget` shows what fits; a smaller dtype or fewer tokens need less",
+        )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes free on `device`, or None where the system does not tell.
+
+    On a CPU this is what Linux calls available: pages of mapped files count, because the system
+    takes them back.
+    """
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(free_bytes)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return None
