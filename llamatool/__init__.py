@@ -42,15 +42,13 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     try:
-        value: object = getattr(import_module(home), name)
+        return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         from llamatool.errors import MissingExtraError
 
         raise MissingExtraError(name, "PyTorch", "torch") from None
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -92,7 +92,7 @@ def test_metadata(wheel: Path) -> None:
     assert set(metadata.get_all("Provides-Extra") or []) >= {"torch", "vision"}
     assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     scripts = archive.read(f"{folder}/entry_points.txt").decode().split()
-    assert scripts == ["[console_scripts]", "llamatool", "=", "llamatool.cli.app:main"]
+    assert scripts == ["[console_scripts]", "llamatool", "=", "llamatool.__main__:main"]
     module, function = scripts[-1].split(":")
     assert callable(getattr(import_module(module), function))
 
