@@ -171,6 +171,18 @@ def described(text: str, command: str) -> set[str]:
             ],
         ),
         ("models", [("models", "--json")]),
+        (
+            "kv-budget",
+            [
+                ("kv-budget", "llama-3.1-8b", "--json"),
+                ("kv-budget", str(ROOT / "tests/data/configs/mistral-7b-v0.1.json"), "--json"),
+                ("kv-budget", "llama-4-scout", "llama-3.1-8b", "--curve", "--json"),
+                (
+                    *("kv-budget", "llama-3.2-11b-vision", "--images", "1", "--as", "mqa"),
+                    *("--document", str(ROOT / "LICENSE"), "--gpu", "smallest", "--json"),
+                ),
+            ],
+        ),
     ],
 )
 def test_json_page_names_every_key(command: str, runs: list, run, tmp_path: Path) -> None:
