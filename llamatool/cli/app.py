@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llamatool import __version__
-from llamatool.cli import completion, inspect, kv_budget, models
+from llamatool.cli import completion, inspect, kv_budget, models, tokens
 from llamatool.errors import LlamatoolError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("inspect", inspect.inspect),
     ("kv-budget", kv_budget.kv_budget),
+    ("tokens", tokens.tokens),
     ("models", models.models),
     ("completion", completion.completion),
 )

