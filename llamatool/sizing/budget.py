@@ -477,7 +477,7 @@ def _parallel_notes(config: ModelConfig, layers: Sequence[LayerSpec], found: Fit
 
 def _element(name: str) -> DType:
     found = by_name(name)
-    if found is None:
+    if found is None or found.name in ("bool", "complex64"):
         raise UsageError(f"`{name}` is no element type of weights", hint="say bfloat16, int4, q8_0")
     return found
 

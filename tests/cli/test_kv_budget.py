@@ -1,5 +1,6 @@
 """`llamatool kv-budget`: the words, the numbers, JSON, exit codes, start-up."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -542,8 +543,10 @@ def test_a_character_cut_by_the_sample_is_no_error(run: Run, tmp_path: Path) -> 
 
 @pytest.fixture
 def llama_3_tokenizer() -> Path:
-    models = pytest.importorskip("models", reason="the llama-models wheel holds the tokenizer")
-    path = Path(models.__path__[0]) / "llama3" / "tokenizer.model"
+    spec = importlib.util.find_spec("llama_models")
+    if spec is None:
+        pytest.skip("the llama-models wheel, which holds the tokenizer, is not installed")
+    path = Path(next(iter(spec.submodule_search_locations))) / "llama3" / "tokenizer.model"
     if not path.is_file():
         pytest.skip("no Llama 3 tokenizer in the llama-models wheel")
     return path
