@@ -27,6 +27,10 @@ _llamatool() {
                     options="-n --tokens --batch --concurrency --images --document --kv-dtype --weights --as --gpu --memory --tp --utilization --overhead --max-batched-tokens --policy --curve --plot --json -h --help"
                     valued="-n --tokens --batch --concurrency --images --document --kv-dtype --weights --as --gpu --memory --tp --utilization --overhead --max-batched-tokens --policy --plot"
                     ;;
+                tokens)
+                    options="-t --tokenizer --config --corpus --lang --reference --count --per-line --show --ids --special --bos --no-bos --nfc --text --to --plot --csv --json -h --help"
+                    valued="-t --tokenizer --config --corpus --lang --reference --special --text --to --plot"
+                    ;;
                 models)
                     options="--json -h --help"
                     valued=""
@@ -53,7 +57,7 @@ _llamatool() {
     done
 
     if [[ -z $command ]]; then
-        COMPREPLY=($(compgen -W "inspect kv-budget models completion --version -h --help" -- "$cur"))
+        COMPREPLY=($(compgen -W "inspect kv-budget tokens models completion --version -h --help" -- "$cur"))
         return
     fi
 
@@ -87,6 +91,18 @@ _llamatool() {
                 COMPREPLY=($(compgen -W "capped live_chunk_only no_eviction vllm_hybrid" -- "$cur"))
                 return
                 ;;
+            tokens:-t | tokens:--tokenizer | tokens:--corpus | tokens:--lang | tokens:--reference | tokens:--special | tokens:--to)
+                :
+                return
+                ;;
+            tokens:--config)
+                _llamatool_source "$cur" "$models"
+                return
+                ;;
+            tokens:--text | tokens:--plot)
+                _llamatool_file
+                return
+                ;;
         esac
         if [[ $cur == -* ]]; then
             COMPREPLY=($(compgen -W "$options" -- "$cur"))
@@ -97,6 +113,7 @@ _llamatool() {
     case $command:$position in
         inspect:*) _llamatool_source "$cur" "$models" ;;
         kv-budget:*) _llamatool_source "$cur" "$models" ;;
+        tokens:*) : ;;
         models:0) : ;;
         completion:0) COMPREPLY=($(compgen -W "bash zsh fish" -- "$cur")) ;;
         *) COMPREPLY=($(compgen -W "$options" -- "$cur")) ;;

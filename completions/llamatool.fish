@@ -68,6 +68,7 @@ complete -c llamatool -n __fish_use_subcommand -l version -d 'Print the version'
 complete -c llamatool -n __fish_use_subcommand -s h -l help -d 'Show this message and exit'
 complete -c llamatool -n __fish_use_subcommand -a inspect -d 'Say which Llama this is, how large, what is odd about it, and what its licence asks'
 complete -c llamatool -n __fish_use_subcommand -a kv-budget -d 'Say what the KV cache costs, whether it fits, and how many tokens and users would'
+complete -c llamatool -n __fish_use_subcommand -a tokens -d 'Count the tokens of texts, exactly, and compare tokenizers and languages'
 complete -c llamatool -n __fish_use_subcommand -a models -d 'List the published models with their main figures'
 complete -c llamatool -n __fish_use_subcommand -a completion -d 'Print the completion file of a shell; none of your own files is touched'
 
@@ -99,6 +100,26 @@ complete -c llamatool -n '__fish_seen_subcommand_from kv-budget' -l json -d 'Pri
 complete -c llamatool -n '__fish_seen_subcommand_from kv-budget' -s h -l help -d 'Show this message and exit'
 complete -c llamatool -n '__fish_seen_subcommand_from kv-budget' -F
 complete -c llamatool -n '__fish_seen_subcommand_from kv-budget' -a '(__llamatool_models)' -d 'built-in model'
+
+# tokens
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -s t -l tokenizer -x -d 'tokenizer.model, tokenizer.json, .gguf, a model\'s folder, a hub id, or llama2, llama3, llama4, pocket'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l config -r -F -a '(__llamatool_models)' -d 'A model: context, KV cache, and whether the tokenizer is its own'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l corpus -x -d 'Without TEXT: the texts to compare languages with; DIR has one .txt or .html file for each language'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l lang -x -d 'Of the corpus, only these: en,vi,ja'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l reference -x -d 'Language that premiums refer to'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l count -d 'Print one number'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l per-line -d 'Count every line as a text of its own'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l show -d 'Print the text with its token borders'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l ids -d 'Print the ids'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l special -x -d 'Control tokens that the text may hold, as in <|eot_id|>,<|image|>'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l bos -l no-bos -d 'Count the token at the beginning of a prompt'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l nfc -d 'Compose the text first'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l text -r -F -d 'For verify: a text'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l to -x -d 'For convert'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l plot -r -F -d 'Write bars as SVG'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l csv -d 'Print comma-separated values'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -l json -d 'Print one JSON object'
+complete -c llamatool -n '__fish_seen_subcommand_from tokens' -s h -l help -d 'Show this message and exit'
 
 # models
 complete -c llamatool -n '__fish_seen_subcommand_from models' -l json -d 'Print one JSON object'

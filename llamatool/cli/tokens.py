@@ -31,7 +31,7 @@ _WORTH_A_BAR = 4 * 2**20  # bytes of a file
 _LONG_RUN = 100_000  # characters without a place to cut, which the tokenizers library takes badly
 _SPEC_HELP = (
     "tokenizer.model, tokenizer.json, .gguf, a model's folder, a hub id, or llama2, llama3, "
-    "llama4, pocket. Repeatable."
+    "llama4, pocket."
 )
 
 
@@ -39,9 +39,9 @@ def tokens(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT|FILE|-]...",
-            help="What to count: files, words, or - for standard input. First word `verify` or "
-            "`convert`: see below.",
+            metavar="[TEXT...]",
+            help="Files, words, or - for standard input. If the first is `verify` or "
+            "`convert`, see below.",
             show_default=False,
         ),
     ] = None,
@@ -54,8 +54,7 @@ def tokens(
         typer.Option(
             "--config",
             metavar="SOURCE",
-            help="A model (any SOURCE): context, KV cache, and whether the tokenizer is its own. "
-            "Repeatable.",
+            help="A model (any SOURCE): context, KV cache, and whether the tokenizer is its own.",
             show_default=False,
         ),
     ] = None,
@@ -106,9 +105,7 @@ def tokens(
     ] = False,
     text_files: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--text", metavar="FILE", help="For verify: a text. Repeatable.", show_default=False
-        ),
+        typer.Option("--text", metavar="FILE", help="For verify: a text.", show_default=False),
     ] = None,
     to: Annotated[
         str | None,
