@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from llamatool.sizing.kv_cache import Policy
     from llamatool.tokenizers.base import Tokenizer
 
-_DEFAULT_TOKENS = 8192
 _MAX_CURVES = 8
 _SAMPLE_BYTES = 2**16
 # Up to this many entries a vocabulary is taken for one of that tokenizer's kind.
@@ -183,7 +182,7 @@ def kv_budget(
 
       llamatool kv-budget ./Llama-3.2-3B --document report.txt --gpu 4090
     """
-    from llamatool.sizing.budget import Question, compare
+    from llamatool.sizing.budget import DEFAULT_TOKENS, Question, compare
     from llamatool.sizing.fit import Assumptions, Load
     from llamatool.sizing.kv_cache import DEFAULT_MAX_BATCHED_TOKENS
 
@@ -193,7 +192,7 @@ def kv_budget(
     if wants_curve and not 1 <= len(sources or ()) <= _MAX_CURVES:
         raise UsageError(f"a curve is readable with 1 to {_MAX_CURVES} models; name them")
     question = Question(
-        load=Load(_DEFAULT_TOKENS if tokens is None else tokens, batch_size, images),
+        load=Load(DEFAULT_TOKENS if tokens is None else tokens, batch_size, images),
         kv_dtype=kv_dtype,
         weights_dtype=weights,
         scheme=scheme,

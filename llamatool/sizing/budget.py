@@ -241,7 +241,8 @@ def compare(budgets: Sequence[Budget]) -> tuple[Crossing, ...]:
     """Where the caches of two of the models cross, within the longer of their contexts."""
     longest = max(_longest(budget.subject.config) for budget in budgets)
     named = [(name_of(budget.subject), budget.cache) for budget in budgets]
-    return crossings(named, longest)
+    load = budgets[0].question.load
+    return crossings(named, longest, batch_size=load.batch_size, num_images=load.num_images)
 
 
 def name_of(subject: Subject) -> str:

@@ -34,7 +34,11 @@ def curve_lengths(longest: int, *, steps: int = 1) -> tuple[int, ...]:
 
 
 def crossings(
-    models: Sequence[tuple[str, KvCache]], longest: int, *, batch_size: int = 1
+    models: Sequence[tuple[str, KvCache]],
+    longest: int,
+    *,
+    batch_size: int = 1,
+    num_images: int = 0,
 ) -> tuple[Crossing, ...]:
     """Every crossing of two of the capped curves up to `longest` tokens, by length.
 
@@ -47,39 +51,54 @@ def crossings(
     found = []
     for index, (first_name, first) in enumerate(models):
         for second_name, second in models[index + 1 :]:
-            for num_tokens in _changes(first, second, longest):
-                first_bytes = first.num_bytes(num_tokens, batch_size=batch_size)
-                second_bytes = second.num_bytes(num_tokens, batch_size=batch_size)
-                names = (first_name, second_name)
-                smaller, larger = names if first_bytes < second_bytes else names[::-1]
-                found.append(Crossing(num_tokens, min(first_bytes, second_bytes), smaller, larger))
+            pair = _Pair(first, second, batch_size, num_images)
+            for num_tokens, order in pair.changes(longest):
+                smaller, larger = (
+                    (first_name, second_name) if order < 0 else (second_name, first_name)
+                )
+                num_bytes = min(pair.num_bytes(num_tokens))
+                found.append(Crossing(num_tokens, num_bytes, smaller, larger))
     return tuple(sorted(found, key=lambda crossing: crossing.num_tokens))
 
 
-def _changes(first: KvCache, second: KvCache, longest: int) -> list[int]:
-    """Lengths at which the sign of the difference becomes the opposite of what it was."""
-    windows = {group.window for cache in (first, second) for group in cache.groups}
-    corners = sorted({1, longest, *(w for w in windows if w is not None and w < longest)})
-    changes = []
-    order = _order(first, second, 1)
-    for left, right in pairwise(corners):
-        after = _order(first, second, right)
-        if after and order and after != order:
-            changes.append(_first_with(first, second, left, right, after))
-        order = after or order
-    return changes
+class _Pair:
+    """Two caches under the same load, compared by length."""
 
+    def __init__(self, first: KvCache, second: KvCache, batch_size: int, num_images: int) -> None:
+        self._caches = (first, second)
+        self._batch_size = batch_size
+        self._num_images = num_images
 
-def _first_with(first: KvCache, second: KvCache, low: int, high: int, order: int) -> int:
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if _order(first, second, middle) == order:
-            high = middle
-        else:
-            low = middle
-    return high
+    def num_bytes(self, num_tokens: int) -> tuple[int, int]:
+        first, second = (
+            cache.num_bytes(num_tokens, batch_size=self._batch_size, num_images=self._num_images)
+            for cache in self._caches
+        )
+        return first, second
 
+    def changes(self, longest: int) -> list[tuple[int, int]]:
+        """Lengths at which the order becomes the opposite of what it was, and that order."""
+        windows = {group.window for cache in self._caches for group in cache.groups}
+        corners = sorted({1, longest, *(w for w in windows if w is not None and w < longest)})
+        changes = []
+        order = self._order(1)
+        for left, right in pairwise(corners):
+            after = self._order(right)
+            if after and order and after != order:
+                changes.append((self._first_with(after, left, right), after))
+            order = after or order
+        return changes
 
-def _order(first: KvCache, second: KvCache, num_tokens: int) -> int:
-    difference = first.num_bytes(num_tokens) - second.num_bytes(num_tokens)
-    return (difference > 0) - (difference < 0)
+    def _first_with(self, order: int, low: int, high: int) -> int:
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if self._order(middle) == order:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _order(self, num_tokens: int) -> int:
+        """-1 if the first cache is the smaller one, 1 if the second is, 0 if they are equal."""
+        first, second = self.num_bytes(num_tokens)
+        return (first > second) - (first < second)

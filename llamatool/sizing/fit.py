@@ -126,8 +126,8 @@ class Fit:
     max_tokens_in_memory: int | None  # per sequence at the asked batch; None: memory is no limit
     max_tokens: int | None  # the same within the trained context
     needed_at_most: int | None  # bytes of everything at max_tokens_in_memory
-    page_tokens: int
     needed_beyond: int | None  # the same with one page more: above usable_bytes
+    page_tokens: int
     max_batch_size: int  # sequences of the asked length
     read_bytes: int  # that one decode step must read
     decode_tokens_per_second: int | None  # upper bound, of all sequences together
@@ -181,8 +181,8 @@ def fit(
         max_tokens_in_memory=in_memory,
         max_tokens=_within(in_memory, context),
         needed_at_most=None if in_memory is None else problem.needed(in_memory),
-        page_tokens=page,
         needed_beyond=None if in_memory is None else problem.needed(in_memory + page),
+        page_tokens=page,
         max_batch_size=problem.max_batch_size(),
         read_bytes=problem.read_bytes(),
         decode_tokens_per_second=problem.decode_tokens_per_second(),

@@ -211,6 +211,23 @@ def test_crossing_of_scout_and_8b() -> None:
     assert scout.num_bytes(14_745) > dense.num_bytes(14_745)
     assert scout.num_bytes(14_746) < dense.num_bytes(14_746)
     assert crossings(pair, 14_745) == ()
+    # Sequences count on both sides; an image counts for none of the two.
+    assert [c.num_tokens for c in crossings(pair, 131_072, batch_size=7, num_images=2)] == [14_746]
+    assert crossings(pair, 131_072, batch_size=7)[0].num_bytes == 7 * scout.num_bytes(14_746)
+
+
+def test_images_move_the_crossing() -> None:
+    vision, dense = cache_of("llama-3.2-11b-vision-instruct"), cache_of(SCOUT)
+    pair = [("vision", vision), (SCOUT, dense)]
+    assert [c.num_tokens for c in crossings(pair, 131_072)] == [14_746]
+    with_image = crossings(pair, 131_072, num_images=1)
+    assert [(c.num_tokens, c.smaller) for c in with_image] == [(3_203, "vision"), (12_185, SCOUT)]
+    for crossing in with_image:
+        before, at = (
+            vision.num_bytes(n, num_images=1) - dense.num_bytes(n, num_images=1)
+            for n in (crossing.num_tokens - 1, crossing.num_tokens)
+        )
+        assert before * at <= 0 != at
 
 
 def test_equal_curves_do_not_cross() -> None:
