@@ -4,3 +4,7 @@ bin=.venv/bin
 run() { printf '\n$ llamatool %s\n' "$*"; "$bin/llamatool" "$@"; }
 run inspect llama-3.1-8b
 run inspect llama-3.1-8b llama-4-scout-instruct
+run kv-budget --tokens 100000
+run kv-budget llama-4-scout-instruct --tokens 1M
+# Exit code 1 is the answer "no", which is no failure of the demo.
+run kv-budget llama-3.1-8b --tokens 64k --gpu 24GiB || [ $? -eq 1 ]
