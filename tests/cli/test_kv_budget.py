@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -390,6 +391,17 @@ def test_eighty_columns_plain(run: Run, arguments: tuple[str, ...]) -> None:
     assert "\x1b" not in result.out
     assert not set(result.out) & set("─│┌┐└┘━┃")
     assert " GB" not in result.out.replace("Apple", "")
+
+
+def test_eighty_columns_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run(SCOUT, "-n", "100000", "--gpu", "2xh100-nvl").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(SCOUT, "-n", "100000", "--gpu", "2xh100-nvl").out
+    assert "\x1b[" in shown
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.split() == plain.split()  # the same words and numbers
 
 
 def test_two_models_side_by_side(run: Run) -> None:
