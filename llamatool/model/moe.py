@@ -1,6 +1,6 @@
 """The mixture of experts: each token goes to its top-k experts, and to one that all share.
 
-Letters: N tokens (batch and time flattened), D hidden_size, F width of one expert, X experts,
+Letters: M tokens (batch and time flattened), D hidden_size, F width of one expert, X experts,
 k experts per token.
 """
 
@@ -32,23 +32,23 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """The output of the layer's feed-forward, same shape as `x_BTD`."""
-        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-        logits_Nk, experts_Nk = self.router(x_ND).topk(self.num_experts_per_tok, dim=-1)
-        scores_Nk = torch.sigmoid(logits_Nk.float()).to(x_ND.dtype)
-        out_ND: Tensor = self.shared_expert(x_ND)
+        x_MD = x_BTD.reshape(-1, x_BTD.shape[-1])
+        logits_Mk, experts_Mk = self.router(x_MD).topk(self.num_experts_per_tok, dim=-1)
+        scores_Mk = torch.sigmoid(logits_Mk.float()).to(x_MD.dtype)
+        out_MD: Tensor = self.shared_expert(x_MD)
         # Sorted by expert, each expert's tokens are one slice: one host read for all of them.
-        order = experts_Nk.flatten().argsort(stable=True)
-        counts = experts_Nk.flatten().bincount(minlength=self.experts.num_experts).tolist()
+        order = experts_Mk.flatten().argsort(stable=True)
+        counts = experts_Mk.flatten().bincount(minlength=self.experts.num_experts).tolist()
         tokens = order // self.num_experts_per_tok
-        routed_in = x_ND[tokens] * scores_Nk.flatten()[order, None]
+        routed_in = x_MD[tokens] * scores_Mk.flatten()[order, None]
         start = 0
         for expert, count in enumerate(counts):
             if count:
                 stop = start + count
                 routed_out = self.experts(expert, routed_in[start:stop])
-                out_ND.index_add_(0, tokens[start:stop], routed_out)
+                out_MD.index_add_(0, tokens[start:stop], routed_out)
                 start = stop
-        return out_ND.view(x_BTD.shape)
+        return out_MD.view(x_BTD.shape)
 
 
 class Experts(nn.Module):
@@ -62,8 +62,8 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(gate_up_XD2F, requires_grad=False)
         self.down_proj = nn.Parameter(down_XFD, requires_grad=False)
 
-    def forward(self, expert: int, x_ND: Tensor) -> Tensor:
+    def forward(self, expert: int, x_MD: Tensor) -> Tensor:
         """One expert's output for its tokens."""
-        gate_NF, up_NF = (x_ND @ self.gate_up_proj[expert]).chunk(2, dim=-1)
-        out_ND: Tensor = (F.silu(gate_NF) * up_NF) @ self.down_proj[expert]
-        return out_ND
+        gate_MF, up_MF = (x_MD @ self.gate_up_proj[expert]).chunk(2, dim=-1)
+        out_MD: Tensor = (F.silu(gate_MF) * up_MF) @ self.down_proj[expert]
+        return out_MD

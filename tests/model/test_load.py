@@ -427,7 +427,7 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_unknown_attributes_stay_errors() -> None:
     import llamatool
 
-    with pytest.raises(AttributeError, match="no attribute `load_modell`"):
-        llamatool.load_modell  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute `load_nothing`"):
+        llamatool.load_nothing  # noqa: B018
     with pytest.raises(InputError):
         llamatool.load_model("no-such-folder-or-model/..")
