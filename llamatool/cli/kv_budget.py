@@ -200,7 +200,9 @@ def kv_budget(
         assumptions=Assumptions(
             utilization=_share(utilization),
             overhead_bytes=overhead,
-            max_batched_tokens=max_batched_tokens or DEFAULT_MAX_BATCHED_TOKENS,
+            max_batched_tokens=(
+                DEFAULT_MAX_BATCHED_TOKENS if max_batched_tokens is None else max_batched_tokens
+            ),
             policy=_policy(policy),
         ),
         curve=wants_curve,

@@ -586,6 +586,7 @@ def llama_3_tokenizer() -> Path:
         (("llama-3.1-8b", "--policy", "lru"), 2, "`lru` is no policy"),
         (("llama-3.1-8b", "--policy", "live_chunk_only", "--gpu", "h100"), 2, "is no budget"),
         (("llama-3.1-8b", "--tokens", "0"), 2, "tokens must be at least 1"),
+        (("llama-3.1-8b", "--max-batched-tokens", "0"), 2, "batched tokens"),
         (("llama-3.1-8b", "--batch", "0"), 2, "sequences must be 1 to"),
         (("llama-3.1-8b", "--images", "-1"), 2, "images must be 0 to"),
         (("llama-3.1-8b", "--tokens", "8", "--document", "a"), 2, "both say how long"),
