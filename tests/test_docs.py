@@ -43,6 +43,58 @@ def test_console_blocks(page: Path, tmp_path: Path) -> None:
     assert not wrong, "\n".join([*wrong, "`make docs` rewrites what the blocks print"])
 
 
+def test_a_wrong_output_is_noticed(tmp_path: Path) -> None:
+    """The checker itself: outputs, left-out lines, shared shell, hidden set-up, skipped blocks."""
+    text = """
+<!-- needs: no_such_package -->
+```console
+$ false
+```
+<!-- setup: echo hidden > made.txt -->
+```console
+$ cat made.txt; (exit 3)
+hidden
+$ echo $?
+3
+$ seq 9
+1
+...
+9
+$ cd base && \\
+    ls
+config.json
+$ llamatool --version
+llamatool 9.9
+```
+"""
+    skipped, block = docblocks.blocks(text)
+    assert skipped.missing == "no_such_package"
+    assert block.line == 8
+    printed = docblocks.run(block, tmp_path, docblocks.make_folder(tmp_path))
+    right = [
+        docblocks.matches(found, expected)
+        for found, (_, expected) in zip(printed, block.steps, strict=True)
+    ]
+    assert right == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("a\nb\n", "a\nb\n", True),
+        ("a\nb\n", "a\n", False),
+        ("a\n", "a\nb\n", False),
+        ("a.c\n", "abc\n", False),
+        ("a\nb\nc\n", "a\n...\nc\n", True),
+        ("a\nc\n", "a\n...\nc\n", True),
+        ("a\nb\nd\n", "a\n...\nc\n", False),
+        ("a ...\n", "a b\n", False),
+    ],
+)
+def test_matching(printed: str, expected: str, same: bool) -> None:
+    assert docblocks.matches(printed, expected) is same
+
+
 def test_blocks_are_console_or_json(page: Path) -> None:
     for block in docblocks.blocks(page.read_text(encoding="utf-8")):
         assert block.language in ("console", "json"), f"{page.name}:{block.line}"
