@@ -83,6 +83,19 @@ def feed_forward_size(
     return multiple_of * -(-hidden // multiple_of)
 
 
+def _width(params: Reader, expansion: float = 4.0, shrink: float = 1.0) -> int:
+    """The derived width, checked like a size that stands in the file."""
+    llama4 = any(params.has(key) for key in _LLAMA4_KEYS)
+    width = feed_forward_size(
+        params.size("dim"),
+        multiple_of=params.size("multiple_of", 256 if llama4 else None),
+        multiplier=params.optional_number("ffn_dim_multiplier"),
+        expansion=expansion,
+        shrink=shrink,
+    )
+    return params.check_size("the feed-forward width that follows", width)
+
+
 def _shape(params: Reader) -> tuple[int, int, int, int, int]:
     dim, num_layers = params.size("dim"), params.size("n_layers")
     if num_layers > MAX_LAYERS:
@@ -173,11 +186,7 @@ def _dense(params: Reader, embedding_rows: int | None, *, vision: bool) -> Model
         params.origins["rope_scaling"] = "derived"
     hidden_dim = params.optional_size("hidden_dim")
     if hidden_dim is None:
-        hidden_dim = feed_forward_size(
-            dim,
-            multiple_of=params.size("multiple_of"),
-            multiplier=params.optional_number("ffn_dim_multiplier"),
-        )
+        hidden_dim = _width(params)
         params.origins["intermediate_size"] = "derived"
     return ModelConfig(
         model_type="mllama" if vision else "llama",
@@ -265,25 +274,19 @@ def _llama4(params: Reader, embedding_rows: int | None) -> ModelConfig:
     notes: list[Note] = []
     dim, num_layers, num_heads, num_kv_heads, head_dim = _shape(params)
     vocab_size = _vocab_size(params, embedding_rows, notes)
-    multiple_of = params.size("multiple_of", 256)
-    multiplier = params.optional_number("ffn_dim_multiplier")
     expansion = params.number("ffn_exp", 4.0)
     moe_args = params.block("moe_args")
     shrink, moe = 1.0, None
     if moe_args is not None and moe_args.size("num_experts", minimum=-1) > 0:
         if moe_args.flag("auto_scale_F", True):
-            shrink = moe_args.number("capacity_factor", 1.0, positive=False) + 1
+            shrink = moe_args.number("capacity_factor", 1.0) + 1
         step = moe_args.size("interleave_moe_layer_step", 1)
         num_experts, per_token = moe_args.size("num_experts"), moe_args.size("top_k", 1)
         if per_token > num_experts:
             raise moe_args.wrong("top_k", per_token, f"at most num_experts = {num_experts}")
         moe = MoeConfig(num_experts, per_token, tuple(range(step - 1, num_layers, step)))
-    dense_size = feed_forward_size(
-        dim, multiple_of=multiple_of, multiplier=multiplier, expansion=expansion
-    )
-    expert_size = feed_forward_size(
-        dim, multiple_of=multiple_of, multiplier=multiplier, expansion=expansion, shrink=shrink
-    )
+    dense_size = _width(params, expansion)
+    expert_size = _width(params, expansion, shrink)
     interval = params.optional_size("nope_layer_interval")
     nope = tuple(i for i in range(num_layers) if interval and (i + 1) % interval == 0)
     params.origins["intermediate_size"] = params.origins["intermediate_size_mlp"] = "derived"
@@ -365,13 +368,16 @@ def _llama4_vision(params: Reader) -> VisionConfig | None:
         raise vision.missing("image_size" if image is None else "patch_size")
     width, ratio = vision.size("dim"), vision.number("mlp_ratio")
     output, shuffle = vision.size("output_dim"), vision.number("pixel_shuffle_ratio")
-    hidden = int(width * ratio)
+    hidden = vision.check_size("the width that mlp_ratio gives", int(width * ratio))
+    num_heads = vision.size("n_heads")
+    if width % num_heads:
+        raise vision.wrong("dim", width, f"a multiple of n_heads = {num_heads}")
     return VisionConfig(
         kind="llama4",
         hidden_size=width,
         intermediate_size=hidden,
         num_hidden_layers=vision.size("n_layers"),
-        num_attention_heads=vision.size("n_heads"),
+        num_attention_heads=num_heads,
         image_size=image.size("height"),
         patch_size=patch.size("height"),
         num_channels=3,

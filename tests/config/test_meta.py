@@ -1,11 +1,16 @@
 """params.json of every generation against the config.json of the same model."""
 
-import pytest
+import copy
 
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llamatool.config.generation import identify
 from llamatool.config.huggingface import parse_huggingface
 from llamatool.config.layers import plan_layers
 from llamatool.config.meta import feed_forward_size, is_meta, parse_meta
-from llamatool.errors import ConfigError
+from llamatool.errors import ConfigError, InputError
 from llamatool.sizing.parameters import count_parameters
 from tests.config.helpers import CODE_ROWS, CONFIGS, GOLDEN, PARAMS, config_values, params_values
 
@@ -165,6 +170,12 @@ def test_llama_4_without_experts():
         ("llama-2-7b", {"n_kv_heads": 5}, "`n_kv_heads` = 5 does not divide"),
         ("llama-2-7b", {"multiple_of": None}, "`multiple_of` is null"),
         ("llama-4-scout-17b-16e", {"moe_args": 3}, "`moe_args` is 3, expected an object"),
+        ("llama-2-7b", {"ffn_dim_multiplier": 1e30}, "the feed-forward width that follows"),
+        (
+            "llama-4-scout-17b-16e",
+            {"moe_args": {"num_experts": 4, "capacity_factor": -1}},
+            "`moe_args.capacity_factor` is -1",
+        ),
         (
             "llama-4-scout-17b-16e",
             {"vision_args": {"dim": 8}},
@@ -179,6 +190,45 @@ def test_wrong_values_name_the_key(name, changes, message):
     with pytest.raises(ConfigError) as caught:
         parse_meta(values, where="params.json")
     assert message in str(caught.value)
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-2, 64),
+    st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5),
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@st.composite
+def damaged(draw):
+    """A params.json with some values, also nested ones, put in place of others."""
+    values = copy.deepcopy(params_values(draw(st.sampled_from([p.stem for p in PARAMS]))))
+    for _ in range(draw(st.integers(0, 4))):
+        block = values
+        key = draw(st.sampled_from(sorted(block)))
+        if isinstance(block[key], dict) and block[key] and draw(st.booleans()):
+            block = block[key]
+            key = draw(st.sampled_from(sorted(block)))
+        block[key] = draw(VALUES)
+    return values
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(values=damaged(), rows=st.none() | st.integers(1, 2**31))
+def test_any_object_gives_a_model_or_an_error_of_ours(values, rows):
+    try:
+        config = parse_meta(values, where="params.json", embedding_rows=rows)
+        count = count_parameters(config)
+    except InputError:
+        return
+    assert count.total > 0
+    assert identify(config).family in ("llama", "llama-architecture")
 
 
 def test_the_context_is_left_to_the_identification():
