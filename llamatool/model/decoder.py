@@ -48,6 +48,8 @@ class Decoder(nn.Module):
             }
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # None: the embedding table makes the logits, too.
+        self.lm_head: nn.Module | None = None
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.requires_grad_(False)
@@ -171,7 +173,7 @@ class Decoder(nn.Module):
     def logits(self, x_BQD: Tensor) -> Tensor:
         """Logits in fp32, [B, Q, V], of the last layer's outputs."""
         x_BQD = self.norm(x_BQD)
-        if self.config.tie_word_embeddings:
+        if self.lm_head is None:
             table_VD = self.embed_tokens.weight[: self.config.vocab_size]
             return nn.functional.linear(x_BQD, table_VD).float()
         logits_BQV: Tensor = self.lm_head(x_BQD)

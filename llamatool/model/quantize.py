@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", bias_F)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """x W^T + b, in the dtype of `x_ND`."""
+        """The product with the weight, plus bias, in the dtype of `x_ND`."""
         flat_ND = x_ND.reshape(-1, x_ND.shape[-1])
         if flat_ND.device.type == "cpu" and len(flat_ND) <= MAX_PACKED_ROWS:
             # The kernel that torch ships: one pass over the bytes, products in fp32.
