@@ -1,0 +1,1 @@
+"""Running a model: prompts, stops, sampling, streaming, and the loop that joins them."""

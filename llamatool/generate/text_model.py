@@ -1,0 +1,425 @@
+"""A model with its tokenizer: text in, text out.
+
+model = llamatool.load_generator("./Llama-3.2-1B-Instruct")
+print(model.generate("What is the capital of France?").text)
+for piece in model.stream("Tell me a story."):
+    print(piece, end="", flush=True)
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from llamatool.errors import CheckpointError, TokenizerError, UsageError
+from llamatool.generate.engine import DEFAULT_NEW_TOKENS, Plan, Run, StopReason, Timing, fit_context
+from llamatool.generate.formats import Message
+from llamatool.generate.prompt import (
+    Prompt,
+    Writing,
+    choose_writing,
+    encode_chat,
+    encode_infill,
+    encode_raw,
+)
+from llamatool.generate.sampling import Sampling
+from llamatool.generate.settings import Settings, chosen_template, read_folder, read_gguf
+from llamatool.generate.stop import StopIds, stop_ids
+from llamatool.generate.stream import TextStream
+from llamatool.records import record
+
+if TYPE_CHECKING:
+    from llamatool.generate.engine import Step
+    from llamatool.model.decoder import Decoder
+    from llamatool.source import LoadedSource, Progress
+    from llamatool.tokenizers.base import Tokenizer
+
+_LAYOUTS = {"huggingface": "huggingface", "meta": "meta", "gguf": "gguf"}
+
+
+class Options(TypedDict, total=False):
+    """How to answer. What is left out, or None, is as the checkpoint's files say."""
+
+    max_new_tokens: int | None  # 512, or what is left of the context
+    stops: Sequence[str]  # texts that end the answer; they are not part of it
+    seed: int | None  # same seed, same text
+    beyond_context: bool  # allows more than the model's context
+    temperature: float | None  # 0: always the most likely token
+    top_p: float | None
+    top_k: int | None  # 0: off
+    min_p: float | None  # 0: off
+    repetition_penalty: float | None  # 1: off
+
+
+@record
+class Request:
+    """What to answer, and how; see Options."""
+
+    prompt: Prompt
+    sampling: Sampling
+    max_new_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    seed: int | None = None
+    beyond_context: bool = False
+
+
+@record
+class Generation:
+    """An answer."""
+
+    text: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]  # without the stop token
+    stop_reason: StopReason
+    stop_ids: StopIds
+    mode: str  # chat or raw
+    timing: Timing
+    kv_bytes: int
+
+
+class Answer:
+    """An answer while it is written: iterate for its text, then ask for the `result`."""
+
+    def __init__(self, run: Run, text: TextStream, prompt: Prompt, stops: StopIds) -> None:
+        self._run = run
+        self._text = text
+        self._prompt = prompt
+        self._stops = stops
+        self._ids: list[int] = []
+        self._pieces: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for (token_id,) in self._run:
+            if token_id in self._stops.ids:
+                continue  # the run notes it and ends
+            self._ids.append(token_id)
+            if piece := self._keep(self._text.feed(token_id)):
+                yield piece
+            if self._text.stopped_at is not None:
+                self._run.stop(0, "stop_text")
+        if piece := self._keep(self._text.finish()):
+            yield piece
+
+    def interrupt(self) -> str:
+        """Ends the answer here; what was held back of a character or stop text is returned."""
+        self._run.stop(0, "interrupted")
+        return self._keep(self._text.finish())
+
+    @property
+    def result(self) -> Generation:
+        """What has been written so far."""
+        return Generation(
+            text="".join(self._pieces),
+            prompt_ids=self._prompt.ids,
+            output_ids=tuple(self._ids),
+            stop_reason=self._run.reasons[0] or "interrupted",
+            stop_ids=self._stops,
+            mode=self._prompt.mode,
+            timing=self._run.timing,
+            kv_bytes=self._run.cache.num_bytes,
+        )
+
+    def _keep(self, piece: str) -> str:
+        if piece:
+            self._pieces.append(piece)
+        return piece
+
+
+class TextModel:
+    """A decoder, its tokenizer, and what its files say about prompts, stops and sampling."""
+
+    def __init__(
+        self,
+        decoder: "Decoder",
+        tokenizer: "Tokenizer",
+        *,
+        writing: Writing,
+        settings: Settings,
+        name: str,
+        layout: str = "huggingface",
+        load_seconds: float = 0.0,
+    ) -> None:
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.writing = writing
+        self.settings = settings
+        self.name = name
+        self.layout = layout
+        self.load_seconds = load_seconds
+        self._step: Step | None = None
+
+    def prompt(
+        self,
+        text: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        suffix: str | None = None,
+    ) -> Prompt:
+        """The ids of a text or a conversation, written the way this model wants it.
+
+        Args: system: text that stands before a conversation. suffix: what follows the gap that a
+        Code Llama model is to fill.
+        Raises: UsageError if a raw prompt is given a system text or a conversation.
+        """
+        if suffix is not None:
+            if not isinstance(text, str) or system is not None:
+                raise UsageError("a gap is filled between two texts, without a conversation")
+            return encode_infill(text, suffix, self.tokenizer)
+        if self.writing.mode == "raw":
+            if system is not None or not isinstance(text, str):
+                raise UsageError(
+                    "a system text needs a chat model, and this prompt is raw"
+                    if system is not None
+                    else "a conversation needs a chat model, and this prompt is raw",
+                    hint=f"raw because: {self.writing.why}; --template gives a chat format",
+                )
+            return encode_raw(text, self.tokenizer)
+        messages = [Message("user", text)] if isinstance(text, str) else list(text)
+        if system is not None:
+            messages.insert(0, Message("system", system))
+        return encode_chat(self.writing, messages, self.tokenizer)
+
+    def stop_ids(self, prompt: Prompt) -> StopIds:
+        """The ids that end an answer to `prompt`."""
+        return stop_ids(
+            self.tokenizer,
+            generation_config=self.settings.generation_eos,
+            config=self.decoder.config.eos_token_ids,
+            tokenizer_config=self.settings.tokenizer_eos,
+            is_instruct=self.writing.is_instruct or prompt.mode == "chat",
+            names=prompt.stop_names,
+        )
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to `request`, to be iterated over.
+
+        Raises: InputError if prompt and answer exceed the context.
+        """
+        prompt = request.prompt
+        stops = self.stop_ids(prompt)
+        run = Run(
+            self.decoder,
+            [prompt.ids],
+            Plan(
+                sampling=request.sampling,
+                max_new_tokens=self._max_new_tokens(request),
+                stop_ids=stops.ids,
+            ),
+            seeds=[request.seed],
+            step=self._step,
+        )
+        return Answer(
+            run, TextStream(self.tokenizer, after=prompt.ids, stops=request.stops), prompt, stops
+        )
+
+    def generate(
+        self,
+        text: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """The whole answer to a text or a conversation.
+
+        Args: system: text that stands before a conversation. options: see Options.
+        Raises: UsageError for a value out of range; InputError if prompt and answer exceed the
+        context.
+        """
+        answer = self.stream(text, system=system, **options)
+        for _ in answer:
+            pass
+        return answer.result
+
+    def stream(
+        self,
+        text: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """The answer piece by piece; arguments as in `generate`, the `result` at the end."""
+        return self.answer(self.request(self.prompt(text, system=system), **options))
+
+    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
+        """A request with `options`; what is not given is as the checkpoint's files say.
+
+        Raises: UsageError for a value out of range.
+        """
+        asked = {name: options.get(name) for name in Sampling.__annotations__}
+        changes: dict[str, Any] = {
+            name: value for name, value in asked.items() if value is not None
+        }
+        return Request(
+            prompt=prompt,
+            sampling=replace(self.settings.sampling, **changes).checked(),
+            max_new_tokens=options.get("max_new_tokens"),
+            stops=tuple(options.get("stops") or ()),
+            seed=options.get("seed"),
+            beyond_context=options.get("beyond_context", False),
+        )
+
+    def compile(self) -> None:
+        """From now on decodes by a compiled step; the first answers are slow while it is made."""
+        from llamatool.generate.compiled import compiled_step
+
+        self._step = compiled_step(self.decoder)
+
+    def _max_new_tokens(self, request: Request) -> int:
+        if request.max_new_tokens is not None and request.max_new_tokens < 1:
+            raise UsageError(f"--max-new-tokens is {request.max_new_tokens}: at least 1")
+        return fit_context(
+            len(request.prompt.ids),
+            request.max_new_tokens,
+            self.decoder.config.max_position_embeddings,
+            beyond_context=request.beyond_context,
+        )
+
+
+def load_generator(
+    source: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    quantize: str | None = None,
+    raw: bool = False,
+    chat: bool = False,
+    template: str | None = None,
+    tokenizer: str | Path | None = None,
+    max_tokens: int = DEFAULT_NEW_TOKENS,
+    progress: "Progress | None" = None,
+) -> TextModel:
+    """A model that answers text, from a folder, a GGUF file, weights, or a hub id.
+
+    Args:
+    device, dtype, max_tokens: as in `load_model`.
+    quantize: `int8` for weights of one byte.
+    raw: gives every text to the model as it is. chat: insists on a conversation.
+    template: a file with a chat template, or the name of a built-in format.
+    tokenizer: a file or folder, where it is not beside the weights.
+    progress: told files done and files in all, while a hub id is downloaded.
+
+    Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
+    if chat is asked for and no format is known.
+    """
+    from llamatool.model.load import load_model
+    from llamatool.source import load_source
+
+    start = time.perf_counter()
+    path = local_path(str(source), progress)
+    loaded = load_source(str(path))
+    config, identity = loaded.need_config()
+    found, settings = read_tokenizer(loaded, tokenizer)
+    format_name, file_template = None, settings.template
+    if template is not None:
+        variables = settings.template.variables if settings.template else _variables(found)
+        format_name, file_template = chosen_template(template, variables)
+    names = (
+        Path(str(source)).name,
+        Path(path).resolve().name,
+        *((config.name_or_path or "",)),
+        *settings.names,
+    )
+    writing = choose_writing(
+        identity, template=file_template, names=names, raw=raw, chat=chat, format_name=format_name
+    )
+    decoder = load_model(path, device=device, dtype=dtype, max_tokens=max_tokens)
+    if quantize is not None:
+        from llamatool.model.quantize import quantize_int8
+
+        if quantize != "int8":
+            raise UsageError(f"--quantize is `{quantize}`: only int8 is known")
+        quantize_int8(decoder)
+    return TextModel(
+        decoder,
+        found,
+        writing=writing,
+        settings=settings,
+        name=str(source),
+        layout=_LAYOUTS[config.source_format],
+        load_seconds=time.perf_counter() - start,
+    )
+
+
+def local_path(source: str, progress: "Progress | None" = None) -> str:
+    """`source` itself, or the folder of a hub id, downloaded where it is not there yet.
+
+    Raises: CheckpointError for a model of the catalogue, which has no weights; HubError.
+    """
+    from llamatool.checkpoint import hub
+    from llamatool.checkpoint.locate import locate
+
+    located = locate(source)
+    if located.kind == "catalog":
+        raise CheckpointError(
+            f"`{source}` is an entry of the catalogue: a configuration without weights",
+            hint="name a folder, a .gguf file or a hub id such as meta-llama/Llama-3.2-1B-Instruct",
+        )
+    if located.kind != "hub" or located.hub_id is None:
+        return source
+    patterns = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "original/tokenizer.model")
+    return str(hub.download(located.hub_id, patterns=patterns, progress=progress))
+
+
+def read_tokenizer(
+    loaded: "LoadedSource", elsewhere: str | Path | None = None
+) -> tuple["Tokenizer", Settings]:
+    """Tokenizer and settings of a source, from the files beside the weights or in the GGUF.
+
+    Raises: TokenizerError if there is no tokenizer.
+    """
+    from llamatool.tokenizers import load
+
+    path = loaded.located.path
+    if path is None:
+        raise CheckpointError(
+            "this is a configuration without weights or tokenizer",
+            where=loaded.source,
+            hint="name a folder with a whole model, or a .gguf file",
+        )
+    if loaded.kind == "gguf":
+        metadata = _gguf_metadata(path)
+        if elsewhere is None:
+            tokenizer = load.from_gguf(metadata, where=str(path))
+        else:
+            tokenizer = load.load(Path(elsewhere), read_gguf=_gguf_metadata)
+        return tokenizer, read_gguf(metadata, tokenizer.names_by_id)
+    folder = path if path.is_dir() else path.parent
+    tokenizer = load.load(Path(elsewhere) if elsewhere else _with_tokenizer(folder))
+    settings = read_folder(folder)
+    if settings.add_bos is not None and tokenizer.bos_id is not None:
+        tokenizer.add_bos = settings.add_bos
+    return tokenizer, settings
+
+
+def _with_tokenizer(folder: Path) -> Path:
+    """The folder itself, or the one above it: Meta's files may lie in `original/`."""
+    from llamatool.tokenizers.load import tokenizer_file
+
+    for place in (folder, folder.parent):
+        try:
+            return tokenizer_file(place)
+        except TokenizerError:
+            continue
+    raise TokenizerError(
+        "there is no tokenizer beside the weights",
+        where=str(folder),
+        hint="put its tokenizer.json or tokenizer.model there, or name it with --tokenizer",
+    )
+
+
+def _gguf_metadata(path: Path) -> Mapping[str, object]:
+    from llamatool.checkpoint.gguf import GgufArray, read_file
+
+    return {
+        key: value.read() if isinstance(value, GgufArray) else value
+        for key, value in read_file(path).metadata.items()
+        if key.startswith(("tokenizer.", "general."))
+    }
+
+
+def _variables(tokenizer: "Tokenizer") -> dict[str, str]:
+    names = tokenizer.names_by_id
+    found = {"bos_token": names.get(tokenizer.bos_id) if tokenizer.bos_id is not None else None}
+    found["eos_token"] = next((names[i] for i in tokenizer.eos_ids if i in names), None)
+    return {name: text for name, text in found.items() if text is not None}
