@@ -99,9 +99,9 @@ class _Side:
             cache = KVCache([spec], T).layers[spec.index]
             x_BTD = model.layers[str(spec.index)](x_BTD, rotation, cache, 0, T)
             self._drop(model, name)
-        for name in ("norm", "lm_head"):
-            if hasattr(model, name):
-                self._fill(model, name)
+        self._fill(model, "norm")
+        if not self.config.tie_word_embeddings:
+            self._fill(model, "lm_head")
         return model.logits(x_BTD)
 
     def _fill(self, model: Decoder, name: str) -> None:

@@ -1,12 +1,15 @@
 """The KV cache: any split gives the same logits, rings hold what full caches hold, forks agree."""
 
+import math
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 
 from llamatool.config.catalog import find
 from llamatool.config.layers import LayerSpec, plan_layers
+from llamatool.config.model import TemperatureConfig
 from llamatool.model.attention import Attention
 from llamatool.model.cache import KVCache
 from llamatool.model.decoder import Decoder
@@ -120,6 +123,39 @@ def test_rings_equal_a_full_mask(attention: str, size: int) -> None:
         parts.append(layer(part, nothing, cache.layers[0], start, part.shape[1]))
         cache.advance(part.shape[1])
     assert (torch.cat(parts, 1) - naive_attention(layer, x, allowed)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("attention", ["full", "chunked"])
+def test_at_the_real_chunk_size(attention: str) -> None:
+    """Over 8192, 16384 and 32768 tokens, in prompt pieces and single steps across the borders.
+
+    huggingface/transformers#37351, #38299 and vllm-project/vllm#20816 (garbled beyond 10k),
+    ikawrakow/ik_llama.cpp#335 (beyond 18k), vllm-project/vllm-gaudi#842 (temperature).
+    """
+    chunk, total = 8192, 33000
+    temperature = TemperatureConfig(8192.0, 0.1) if attention == "full" else None
+    window = chunk if attention == "chunked" else None
+    spec = LayerSpec(0, attention, window, False, 2, 1, 8, 32, temperature=temperature)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    layer = Attention(spec, 16, 1e-5).requires_grad_(False)
+    x = torch.randn(1, total, 16)
+    nothing = Rotation(torch.ones(0), torch.ones(0), False)
+    cache = KVCache([spec], total)
+    outputs = {}
+    borders = [8190, 8191, 8192, 8193, 10_000, 16_383, 16_384, 16_385, 18_500, 32_767, 32_768]
+    ends = sorted({*range(2048, total, 2048), *(b + 1 for b in borders), *borders, total})
+    for start, stop in pairwise([0, *ends]):
+        outputs[stop - 1] = layer(x[:, start:stop], nothing, cache.layers[0], start, 1)[:, 0]
+        cache.advance(stop - start)
+    k, v = (proj(x)[0].double() for proj in (layer.k_proj, layer.v_proj))
+    for position, output in outputs.items():
+        first = position // chunk * chunk if attention == "chunked" else 0
+        q = layer.q_proj(x[0, position]).double().view(2, 8)
+        if temperature is not None:
+            q = q * (1 + 0.1 * math.log(1 + (position + 1) // 8192))
+        scores = q @ k[first : position + 1].T / 8**0.5
+        read = (scores.softmax(-1) @ v[first : position + 1]).flatten().float()
+        assert (output - layer.o_proj.weight @ read).abs().max() <= TOLERANCE, position
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])

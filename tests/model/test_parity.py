@@ -72,9 +72,16 @@ def test_chunk_null_is_full_attention() -> None:
     assert (ours(ids, logits_to_keep=None) - expected).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gqa", "mistral-sliding", "qwen2", "scout", "maverick"])
+DECODING = [
+    *("gqa", "mistral-sliding", "qwen2", "scout", "maverick", "rope-llama3"),
+    # These two change their frequencies while they write; keys that are cached keep their turn.
+    *("rope-dynamic", "rope-longrope-long"),
+]
+
+
+@pytest.mark.parametrize("name", DECODING)
 def test_decoding_in_fp32(name: str) -> None:
-    """Step by step with both caches, over chunk and window borders."""
+    """Step by step with both caches, over chunk and window borders and the original context."""
     kind = BY_NAME[name]
     theirs, ours = kind.build()
     ids = kind.ids()

@@ -62,7 +62,7 @@ def test_it_knows_the_capital_of_france(models: tuple[Any, Decoder]) -> None:
 def test_as_published(models: tuple[Any, Decoder]) -> None:
     _, ours = models
     assert sum(p.numel() for p in ours.parameters()) == 134_515_008
-    assert not hasattr(ours, "lm_head")
+    assert ours.lm_head is None
     assert ours.config.rope.theta == 100000.0
     assert (ours.plan[0].num_attention_heads, ours.plan[0].num_key_value_heads) == (9, 3)
 

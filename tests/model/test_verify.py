@@ -38,8 +38,9 @@ def test_llama_4(kind: Tiny, tmp_path: Path) -> None:
     assert found.max_difference == 0.0  # the rows of q and k lie alike in both layouts
 
 
-def test_gguf_against_huggingface(tmp_path: Path) -> None:
-    theirs, _ = LLAMA_3.build()
+@pytest.mark.parametrize("tied", [False, True])
+def test_gguf_against_huggingface(tied: bool, tmp_path: Path) -> None:
+    theirs, _ = Tiny("", "Llama", {**LLAMA_3.fields, "tie_word_embeddings": tied}).build()
     gguf = save_gguf(theirs, tmp_path / "model.gguf")
     assert compare_logits(gguf, save_huggingface(theirs, tmp_path / "hf")).same
 
