@@ -67,40 +67,60 @@ _llamatool() {
                 :
                 return
                 ;;
-            kv-budget:-n | kv-budget:--tokens | kv-budget:--batch | kv-budget:--concurrency | kv-budget:--images | kv-budget:--as | kv-budget:--memory | kv-budget:--tp | kv-budget:--utilization | kv-budget:--overhead | kv-budget:--max-batched-tokens)
+            kv-budget:-n | kv-budget:--tokens | kv-budget:--batch | kv-budget:--concurrency | kv-budget:--images | kv-budget:--memory | kv-budget:--tp | kv-budget:--utilization | kv-budget:--overhead | kv-budget:--max-batched-tokens)
                 :
                 return
                 ;;
             kv-budget:--document | kv-budget:--plot)
-                _llamatool_file
+                _llamatool_offer "$cur" "" file
                 return
                 ;;
             kv-budget:--kv-dtype)
-                COMPREPLY=($(compgen -W "bfloat16 float16 float32 fp8 int8 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" -- "$cur"))
+                _llamatool_offer "$cur" "bfloat16 float16 float32 fp8 int8 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
                 return
                 ;;
             kv-budget:--weights)
-                COMPREPLY=($(compgen -W "bfloat16 fp8 int8 int4 q8_0 q6_k q5_k q4_k q4_0" -- "$cur"))
+                _llamatool_offer "$cur" "bfloat16 fp8 int8 int4 q8_0 q6_k q5_k q4_k q4_0"
+                return
+                ;;
+            kv-budget:--as)
+                _llamatool_offer "$cur" "mha mqa"
                 return
                 ;;
             kv-budget:--gpu)
-                COMPREPLY=($(compgen -W "rtx-4060-ti-16gb rtx-4080 rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada t4 l4 a10 a40 l40s a100-40gb a100-80gb h100-pcie h100 h100-nvl h200 b200 mi300x mi325x m2-ultra-64 m2-ultra-128 m2-ultra-192 m3-ultra-96 m3-ultra-256 m3-ultra-512 m4-16 m4-24 m4-32 m4-pro-24 m4-pro-48 m4-pro-64 m4-max-48 m4-max-64 m4-max-128 smallest" -- "$cur"))
+                _llamatool_offer "$cur" "rtx-4060-ti-16gb rtx-4080 rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada t4 l4 a10 a40 l40s a100-40gb a100-80gb h100-pcie h100 h100-nvl h200 b200 mi300x mi325x m2-ultra-64 m2-ultra-128 m2-ultra-192 m3-ultra-96 m3-ultra-256 m3-ultra-512 m4-16 m4-24 m4-32 m4-pro-24 m4-pro-48 m4-pro-64 m4-max-48 m4-max-64 m4-max-128 smallest"
                 return
                 ;;
             kv-budget:--policy)
-                COMPREPLY=($(compgen -W "capped live_chunk_only no_eviction vllm_hybrid" -- "$cur"))
+                _llamatool_offer "$cur" "capped live_chunk_only no_eviction vllm_hybrid"
                 return
                 ;;
-            tokens:-t | tokens:--tokenizer | tokens:--corpus | tokens:--lang | tokens:--reference | tokens:--special | tokens:--to)
-                :
+            tokens:-t | tokens:--tokenizer)
+                _llamatool_offer "$cur" "llama2 llama3 llama4" file
                 return
                 ;;
             tokens:--config)
-                _llamatool_source "$cur" "$models"
+                _llamatool_offer "$cur" "$models" file
+                return
+                ;;
+            tokens:--corpus)
+                _llamatool_offer "$cur" "builtin" folder
+                return
+                ;;
+            tokens:--lang | tokens:--reference)
+                _llamatool_offer "$cur" "en de fr es pt tr vi ru ar hi zh-Hans zh-Hant ja ko"
+                return
+                ;;
+            tokens:--special)
+                _llamatool_offer "$cur" "none all"
                 return
                 ;;
             tokens:--text | tokens:--plot)
-                _llamatool_file
+                _llamatool_offer "$cur" "" file
+                return
+                ;;
+            tokens:--to)
+                _llamatool_offer "$cur" "json tiktoken spm"
                 return
                 ;;
         esac
@@ -111,34 +131,34 @@ _llamatool() {
     fi
 
     case $command:$position in
-        inspect:*) _llamatool_source "$cur" "$models" ;;
-        kv-budget:*) _llamatool_source "$cur" "$models" ;;
-        tokens:*) : ;;
+        inspect:*) _llamatool_offer "$cur" "$models" file ;;
+        kv-budget:*) _llamatool_offer "$cur" "$models" file ;;
+        tokens:*) _llamatool_offer "$cur" "" file ;;
         models:0) : ;;
-        completion:0) COMPREPLY=($(compgen -W "bash zsh fish" -- "$cur")) ;;
+        completion:0) _llamatool_offer "$cur" "bash zsh fish" ;;
         *) COMPREPLY=($(compgen -W "$options" -- "$cur")) ;;
     esac
 }
 
-# A built-in model's name, or a file.
-_llamatool_source() {
-    local IFS=$'\n'
-    COMPREPLY=($(compgen -W "${2// /$'\n'}" -- "$1"))
-    if ((${#COMPREPLY[@]})); then
-        COMPREPLY+=($(compgen -f -- "$1"))
-        compopt -o filenames 2>/dev/null
-    else
-        _llamatool_file
+# One of some words; with a third argument, or a file or folder.
+_llamatool_offer() {
+    local IFS=$' \t\n'
+    COMPREPLY=($(compgen -W "$2" -- "$1"))
+    if [[ -n ${3-} ]]; then
+        if ((${#COMPREPLY[@]})); then
+            IFS=$'\n'
+            if [[ $3 == folder ]]; then
+                COMPREPLY+=($(compgen -d -- "$1"))
+            else
+                COMPREPLY+=($(compgen -f -- "$1"))
+            fi
+            compopt -o filenames 2>/dev/null
+        elif [[ $3 == folder ]]; then
+            compopt -o dirnames 2>/dev/null
+        else # the shell completes file names itself, quotes and all
+            compopt -o default 2>/dev/null
+        fi
     fi
-}
-
-# Nothing of ours: the shell completes file names itself, quotes and all.
-_llamatool_file() {
-    compopt -o default 2>/dev/null
-}
-
-_llamatool_folder() {
-    compopt -o dirnames 2>/dev/null
 }
 
 if type compopt >/dev/null 2>&1; then

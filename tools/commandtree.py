@@ -17,13 +17,18 @@ import typer
 from llamatool.cli.app import app
 from llamatool.sizing.hardware import KEYS
 from llamatool.sizing.kv_cache import KV_DTYPES, POLICIES
+from llamatool.tokenizers.corpus import LANGUAGES
+from llamatool.tokenizers.find import GENERATIONS
 
-Kind = Literal["none", "choice", "file", "folder", "source"]
+Paths = Literal["none", "file", "folder"]
 
-# What a metavar says about the values it stands for.
-_METAVARS: dict[str, Kind] = {
-    "SOURCE": "source",
+# What the parts of a metavar say about the values they stand for.
+_METAVARS: dict[str, Paths] = {
+    "SOURCE": "file",
+    "SPEC": "file",
+    "TEXT": "file",
     "FILE": "file",
+    "FILE.svg": "file",
     "PATH": "file",
     "SRC": "file",
     "DST": "file",
@@ -32,12 +37,14 @@ _METAVARS: dict[str, Kind] = {
     "DIR": "folder",
     "FOLDER": "folder",
 }
-
 # Options that take more than a closed set of words; these are worth offering.
 WORDS: dict[str, tuple[str, ...]] = {
     "--gpu": (*KEYS, "smallest"),
     "--kv-dtype": KV_DTYPES,
+    "--lang": tuple(LANGUAGES),
     "--policy": tuple(POLICIES),
+    "--reference": tuple(LANGUAGES),
+    "--tokenizer": tuple(GENERATIONS),
     "--weights": ("bfloat16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0"),
 }
 
@@ -47,8 +54,9 @@ class Value:
     """What a parameter takes."""
 
     metavar: str
-    kind: Kind
-    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # of an enum, of the metavar, or of WORDS
+    paths: Paths = "none"
+    models: bool = False  # the names of the built-in models
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +150,19 @@ def _argument(param: Any, annotation: Any) -> Argument:
 def _value(param: Any, annotation: Any) -> Value:
     metavar = re.sub(r"[\[\]{}]|\.\.\.", "", param.metavar or param.name.upper())
     found = _members(annotation)
+    parts = metavar.split("|")
     words = [WORDS[name] for name in param.opts if name in WORDS]
-    if words:
-        return Value(metavar, "choice", words[0])
-    enums = [item for item in found if isinstance(item, type) and issubclass(item, Enum)]
-    if enums:
-        return Value(metavar, "choice", tuple(str(member.value) for member in enums[0]))
-    kind = _METAVARS.get(metavar.split(":")[0].split("@")[0], "none")
-    if kind == "none" and Path in found:
-        kind = "file"
-    return Value(metavar, kind)
+    words += [
+        tuple(str(member.value) for member in item)
+        for item in found
+        if isinstance(item, type) and issubclass(item, Enum)
+    ]
+    if len(parts) > 1:  # json|tiktoken|spm, builtin|DIR
+        words.append(tuple(part for part in parts if part.islower() and part.isalnum()))
+    paths: Paths = next((_METAVARS[part] for part in parts if part in _METAVARS), "none")
+    if paths == "none" and Path in found:
+        paths = "file"
+    return Value(metavar, words[0] if words else (), paths, models="SOURCE" in parts)
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -86,25 +86,25 @@ _llamatool() {{
     esac
 }}
 
-# A built-in model's name, or a file.
-_llamatool_source() {{
-    local IFS=$'\\n'
-    COMPREPLY=($(compgen -W "${{2// /$'\\n'}}" -- "$1"))
-    if ((${{#COMPREPLY[@]}})); then
-        COMPREPLY+=($(compgen -f -- "$1"))
-        compopt -o filenames 2>/dev/null
-    else
-        _llamatool_file
+# One of some words; with a third argument, or a file or folder.
+_llamatool_offer() {{
+    local IFS=$' \\t\\n'
+    COMPREPLY=($(compgen -W "$2" -- "$1"))
+    if [[ -n ${{3-}} ]]; then
+        if ((${{#COMPREPLY[@]}})); then
+            IFS=$'\\n'
+            if [[ $3 == folder ]]; then
+                COMPREPLY+=($(compgen -d -- "$1"))
+            else
+                COMPREPLY+=($(compgen -f -- "$1"))
+            fi
+            compopt -o filenames 2>/dev/null
+        elif [[ $3 == folder ]]; then
+            compopt -o dirnames 2>/dev/null
+        else # the shell completes file names itself, quotes and all
+            compopt -o default 2>/dev/null
+        fi
     fi
-}}
-
-# Nothing of ours: the shell completes file names itself, quotes and all.
-_llamatool_file() {{
-    compopt -o default 2>/dev/null
-}}
-
-_llamatool_folder() {{
-    compopt -o dirnames 2>/dev/null
 }}
 
 if type compopt >/dev/null 2>&1; then
@@ -160,13 +160,9 @@ def _bash_arguments(commands: Sequence[Command]) -> Iterator[str]:
 
 
 def _bash_reply(value: Value) -> str:
-    if value.kind == "choice":
-        return f'COMPREPLY=($(compgen -W "{" ".join(value.choices)}" -- "$cur"))'
-    if value.kind == "source":
-        return '_llamatool_source "$cur" "$models"'
-    if value.kind in ("file", "folder"):
-        return f"_llamatool_{value.kind}"
-    return ":"
+    words = "$models" if value.models else " ".join(value.words)
+    paths = "" if value.paths == "none" else f" {value.paths}"
+    return f'_llamatool_offer "$cur" "{words}"{paths}' if words or paths else ":"
 
 
 def _option_names(options: Sequence[Option]) -> str:
@@ -193,6 +189,11 @@ _llamatool_models() {{
 {models}
   )
   _describe -t models 'built-in model' models
+}}
+
+# A completer, then words that may stand there too.
+_llamatool_either() {{
+  _alternative "words:word:(${{*[2,-1]}})" "files:file or folder:$1"
 }}
 
 _llamatool_sources() {{
@@ -261,13 +262,14 @@ def _zsh_argument(argument: Argument) -> str:
 
 
 def _zsh_action(value: Value) -> str:
-    action = {
-        "choice": f"({' '.join(value.choices)})",
-        "file": "_files",
-        "folder": "_files -/",
-        "source": "_llamatool_sources",
-        "none": " ",
-    }[value.kind]
+    completer = {"none": "", "file": "_files", "folder": "_files -/"}[value.paths]
+    words = " ".join(value.words)
+    if value.models:
+        action = "_llamatool_sources"
+    elif words and completer:
+        action = f' _llamatool_either "{completer}" {words}'
+    else:
+        action = completer or (f"({words})" if words else " ")
     return f":{_zsh_escaped(value.metavar)}:{action}"
 
 
@@ -317,27 +319,28 @@ def _fish_option(condition: str, option: Option) -> str:
     )
     value = ""
     if option.value is not None:
-        value = {
-            "choice": f" -x -a {_fish_quoted(' '.join(option.value.choices))}",
-            "file": " -r -F",
-            "folder": " -x -a '(__fish_complete_directories)'",
-            "source": " -r -F -a '(__llamatool_models)'",
-            "none": " -x",
-        }[option.value.kind]
+        offered = _fish_words(option.value)
+        value = " -r -F" if option.value.paths == "file" else " -x"
+        value += f" -a {_fish_quoted(offered)}" if offered else ""
     text = _fish_quoted(sentence(option.help))
     return f"complete -c llamatool -n {condition} {names}{value} -d {text}"
 
 
 def _fish_values(condition: str, value: Value) -> list[str]:
     start = f"complete -c llamatool -n {condition}"
-    if value.kind == "choice":
-        return [f"{start} -a {_fish_quoted(' '.join(value.choices))}"]
-    if value.kind == "folder":
-        return [f"{start} -a '(__fish_complete_directories)'"]
-    files = [f"{start} -F"] if value.kind in ("file", "source") else []
-    if value.kind == "source":
-        files.append(f"{start} -a '(__llamatool_models)' -d 'built-in model'")
-    return files
+    lines = [f"{start} -F"] if value.paths == "file" else []
+    offered = _fish_words(value)
+    if offered:
+        title = " -d 'built-in model'" if value.models else ""
+        lines.append(f"{start} -a {_fish_quoted(offered)}{title}")
+    return lines
+
+
+def _fish_words(value: Value) -> str:
+    offered = ["(__llamatool_models)"] if value.models else list(value.words)
+    if value.paths == "folder":
+        offered.append("(__fish_complete_directories)")
+    return " ".join(offered)
 
 
 def _fish_quoted(text: str) -> str:
