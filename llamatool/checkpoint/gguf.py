@@ -135,6 +135,12 @@ def rope_divisors(file: GgufFile) -> tuple[float, ...] | None:
     return struct.unpack(f"{file.byte_order}{info.num_elements}f", raw)
 
 
+def read_metadata(path: Path) -> dict[str, Scalar | tuple[Scalar, ...]]:
+    """The whole metadata of the GGUF file at `path`, the large arrays read too."""
+    metadata = read_file(path).metadata
+    return {k: v.read() if isinstance(v, GgufArray) else v for k, v in metadata.items()}
+
+
 class _Reader:
     """Reads values one after the other, with a buffer of its own and a limit on the whole."""
 
