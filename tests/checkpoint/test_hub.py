@@ -231,7 +231,10 @@ def test_index_may_not_lead_elsewhere(server: Hub) -> None:
         hub.read_repository(hub.HubId("org/name"), endpoint=server.url)
 
 
-def test_nobody_answers() -> None:
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(HubError, match="connection to the hub failed"):
         hub.read_repository(hub.HubId("org/name"), endpoint="http://127.0.0.1:9")
 
