@@ -1,6 +1,6 @@
-"""What the decoder costs: memory of a long prefill, speed against transformers, routed experts.
+"""What the decoder costs: loading, memory of a long prefill, speed, routed experts.
 
-Run it as `python benchmarks/model.py [memory] [speed] [experts]`; without a name, all.
+Run it as `python benchmarks/model.py [load] [memory] [speed] [experts]`; without a name, all.
 Figures of time are CPU seconds of one thread and are compared within one run only; memory is the
 peak of resident memory in a process of its own.
 """
@@ -9,8 +9,10 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -56,12 +58,14 @@ SMALL_CHUNKED = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    chosen = sys.argv[1:] or ["memory", "speed", "experts"]
+    chosen = sys.argv[1:] or ["load", "memory", "speed", "experts"]
     for name in chosen:
         if name.startswith("prefill:"):  # a process of its own, started by `memory`
             print(json.dumps(prefill_in_this_process(json.loads(name.removeprefix("prefill:")))))
+        elif name.startswith("load:"):
+            print(json.dumps(load_in_this_process(json.loads(name.removeprefix("load:")))))
         else:
-            {"memory": memory, "speed": speed, "experts": experts}[name]()
+            {"load": load, "memory": memory, "speed": speed, "experts": experts}[name]()
 
 
 def random_model(values: dict[str, object], dtype: torch.dtype) -> Decoder:
@@ -76,6 +80,60 @@ def random_model(values: dict[str, object], dtype: torch.dtype) -> Decoder:
     return model.requires_grad_(False)
 
 
+def asked_elsewhere(question: str) -> dict[str, float]:
+    """The answer of a process of its own, whose peak of memory is this question's alone."""
+    command = [sys.executable, __file__, question]
+    answer: dict[str, float] = json.loads(
+        subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    )
+    return answer
+
+
+# --- load ---
+
+
+def load() -> None:
+    """Seconds until a model is ready, and memory that its weights do not explain."""
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = random_model(SHAPE_135M, torch.bfloat16)
+        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        save_file(tensors, f"{folder}/model.safetensors")
+        Path(folder, "config.json").write_text(json.dumps({**SHAPE_135M, "dtype": "bfloat16"}))
+        for dtype in ("bfloat16", "float32"):
+            answer = asked_elsewhere("load:" + json.dumps({"folder": folder, "dtype": dtype}))
+            largest = 49152 * 576 * (2 if dtype == "bfloat16" else 4)
+            print(
+                f"load 135M as {dtype} from bfloat16: {answer['seconds']:.2f} s, "
+                f"{format_bytes(int(answer['peak_bytes']))} of memory for "
+                f"{format_bytes(int(answer['weight_bytes']))} of weights "
+                f"(largest tensor {format_bytes(largest)}); first logits after "
+                f"{answer['first_seconds']:.2f} s"
+            )
+
+
+def load_in_this_process(question: dict[str, str]) -> dict[str, float]:
+    from llamatool.model.load import load_model
+
+    torch.set_num_threads(1)
+    torch.nn.functional.rms_norm(torch.ones(2, 2), (2,))  # what torch itself allocates once
+    before = peak_bytes()
+    start = time.perf_counter()
+    model = load_model(question["folder"], device="cpu", dtype=question["dtype"])
+    seconds = time.perf_counter() - start
+    peak = peak_bytes() - before
+    model(torch.tensor([[1, 2, 3]]))
+    first_seconds = time.perf_counter() - start
+    weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    return {
+        "seconds": seconds,
+        "first_seconds": first_seconds,
+        "peak_bytes": peak,
+        "weight_bytes": weight_bytes,
+    }
+
+
 # --- memory ---
 
 
@@ -85,17 +143,17 @@ def memory() -> None:
     for name, values in (("full", {**SMALL, "num_hidden_layers": 2}), ("chunked", SMALL_CHUNKED)):
         for num_tokens in (4096, 16384, 65536):
             question = json.dumps({"values": values, "num_tokens": num_tokens})
-            command = [sys.executable, __file__, f"prefill:{question}"]
-            answer = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-            above = answer["peak_bytes"] - answer["kv_bytes"]
+            answer = asked_elsewhere(f"prefill:{question}")
+            kv_bytes = int(answer["kv_bytes"])
+            above = max(0, int(answer["peak_bytes"]) - kv_bytes)
             print(
-                f"  {name:8} {num_tokens:6} tokens: KV {format_bytes(answer['kv_bytes']):>10}, "
+                f"  {name:8} {num_tokens:6} tokens: KV {format_bytes(kv_bytes):>10}, "
                 f"everything else {format_bytes(above):>10}, {answer['seconds']:.1f} s; "
                 f"all logits at once would take {format_bytes(num_tokens * 32000 * 4)}"
             )
 
 
-def prefill_in_this_process(question: dict[str, object]) -> dict[str, object]:
+def prefill_in_this_process(question: dict[str, object]) -> dict[str, float]:
     torch.set_num_threads(1)
     num_tokens = question["num_tokens"]
     assert isinstance(num_tokens, int)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from llamatool.config.layers import LayerSpec
 from llamatool.config.model import TemperatureConfig
 from llamatool.model.cache import LayerCache, Segment
+from llamatool.model.linear import Linear
 from llamatool.model.norm import RMSNorm, rms_norm
 from llamatool.model.rope import Rotation, rotate
 
@@ -32,10 +33,10 @@ class Attention(nn.Module):
             spec.head_dim,
         )
         bias, out_bias = spec.attention_bias, spec.attention_output_bias
-        self.q_proj = nn.Linear(hidden_size, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=out_bias)
+        self.q_proj = Linear(hidden_size, heads * head_dim, bias=bias)
+        self.k_proj = Linear(hidden_size, kv_heads * head_dim, bias=bias)
+        self.v_proj = Linear(hidden_size, kv_heads * head_dim, bias=bias)
+        self.o_proj = Linear(heads * head_dim, hidden_size, bias=out_bias)
         if spec.qk_norm == "weighted":
             self.q_norm = RMSNorm(head_dim, eps)
             self.k_norm = RMSNorm(head_dim, eps)

@@ -12,6 +12,7 @@ from llamatool.config.model import ModelConfig
 from llamatool.errors import InputError, UnsupportedError
 from llamatool.model.attention import Attention
 from llamatool.model.cache import KVCache, LayerCache
+from llamatool.model.linear import Embedding, Linear
 from llamatool.model.mlp import SwiGLU
 from llamatool.model.moe import MixtureOfExperts
 from llamatool.model.norm import RMSNorm
@@ -37,7 +38,7 @@ class Decoder(nn.Module):
         self.config = config
         self.plan = plan_layers(config)
         self.rope = RotaryEmbedding(config)
-        self.embed_tokens = nn.Embedding(config.embedding_rows, config.hidden_size)
+        self.embed_tokens = Embedding(config.embedding_rows, config.hidden_size)
         # Named by index, because cross-attention layers have numbers too and are not built: a
         # prompt of text alone skips them.
         self.layers = nn.ModuleDict(
@@ -51,7 +52,7 @@ class Decoder(nn.Module):
         # None: the embedding table makes the logits, too.
         self.lm_head: nn.Module | None = None
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.requires_grad_(False)
 
     @property

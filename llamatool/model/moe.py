@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamatool.config.layers import MoeSpec
+from llamatool.model.linear import Linear
 from llamatool.model.mlp import SwiGLU
 
 
@@ -26,7 +27,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, spec: MoeSpec, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.num_experts_per_tok = spec.num_experts_per_tok
-        self.router = nn.Linear(hidden_size, spec.num_experts, bias=False)
+        self.router = Linear(hidden_size, spec.num_experts, bias=False)
         self.experts = Experts(spec.num_experts, hidden_size, intermediate_size)
         self.shared_expert = SwiGLU(hidden_size, spec.shared_intermediate_size, bias=False)
 

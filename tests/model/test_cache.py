@@ -87,6 +87,14 @@ def test_a_second_prefill_continues_the_first() -> None:
     assert (logits - whole[:, -5:]).abs().max() <= TOLERANCE
 
 
+def random_attention(spec: LayerSpec, hidden_size: int) -> Attention:
+    torch.manual_seed(0)
+    layer = Attention(spec, hidden_size, 1e-5).requires_grad_(False)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=hidden_size**-0.5)
+    return layer
+
+
 def naive_attention(layer: Attention, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """Softmax over a full mask of all positions, keys repeated, in double precision."""
     spec = layer.spec
@@ -106,8 +114,7 @@ def test_rings_equal_a_full_mask(attention: str, size: int) -> None:
     """Against masks written from their definition, over many rounds of the ring."""
     window = None if attention == "full" else 8
     spec = LayerSpec(0, attention, window, False, 8, 4, 8, 96)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    layer = Attention(spec, 64, 1e-5).requires_grad_(False)
+    layer = random_attention(spec, 64)
     x = torch.randn(2, 50, 64)
     q, k = torch.arange(50)[:, None], torch.arange(50)
     allowed = k <= q
@@ -136,8 +143,7 @@ def test_at_the_real_chunk_size(attention: str) -> None:
     temperature = TemperatureConfig(8192.0, 0.1) if attention == "full" else None
     window = chunk if attention == "chunked" else None
     spec = LayerSpec(0, attention, window, False, 2, 1, 8, 32, temperature=temperature)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    layer = Attention(spec, 16, 1e-5).requires_grad_(False)
+    layer = random_attention(spec, 16)
     x = torch.randn(1, total, 16)
     nothing = Rotation(torch.ones(0), torch.ones(0), False)
     cache = KVCache([spec], total)
