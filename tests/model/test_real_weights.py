@@ -1,5 +1,7 @@
 """SmolLM2-135M-Instruct from a GGUF file, against transformers' own reading of that file."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from llamatool.model.decoder import Decoder
 from llamatool.model.load import load_model
 from tests.checkpoint.builders import smollm2
 
+DATA = Path(__file__).parent.parent / "data"
 # Token ids by the model's own tokenizer, so that this test needs no other one.
 # fmt: off
 PROMPTS: dict[str, list[int]] = {
@@ -32,8 +35,7 @@ def models() -> tuple[Any, Decoder]:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     path = smollm2()
-    fields = load_gguf_checkpoint(path)["config"]
-    fields = {k: v for k, v in fields.items() if k not in ("model_type", "_model_name_or_path")}
+    fields = json.loads((DATA / "configs" / "smollm2-135m-instruct.json").read_text())
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).eval()
     tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=theirs)["tensors"]
     missing, unexpected = theirs.load_state_dict(tensors, strict=False)
