@@ -1,5 +1,6 @@
 """`import llamatool` is cheap, and its public names are listed."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -39,6 +40,8 @@ def test_public_names_are_listed_and_sorted() -> None:
     names = llamatool.__all__
     assert list(names) == sorted(names)
     for name in names:
+        if name == "load_model" and importlib.util.find_spec("torch") is None:
+            continue
         assert getattr(llamatool, name) is not None
     assert set(names) <= set(dir(llamatool))
 
