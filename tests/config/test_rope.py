@@ -93,6 +93,7 @@ AGAINST_TRANSFORMERS = [
 def test_transformers_computes_the_same(
     parameters: dict[str, object], length: int, theta: float
 ) -> None:
+    pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
