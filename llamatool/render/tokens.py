@@ -60,7 +60,8 @@ def headline(report: TextReport) -> str:
         parts = [f"{_ABOUT} {r.num_tokens:,} with {r.tokenizer}" for r in report.results]
         return f"{report.name}: {', '.join(parts)} tokens (estimates, no tokenizer file found)"
     last = exact[-1]
-    answer = f"{report.name}: {last.num_tokens:,} tokens with {last.tokenizer}"
+    noun = "token" if last.num_tokens == 1 else "tokens"
+    answer = f"{report.name}: {last.num_tokens:,} {noun} with {last.tokenizer}"
     if len(exact) > 1:
         answer += f" ({_change(report.ratio_to_first(last))} vs {exact[0].tokenizer})"
     parts = [answer]
@@ -77,7 +78,7 @@ def _use_sentence(result: Measurement, use: ContextUse, is_last: bool) -> str:
         if use.share > 1:
             words.append("does not fit,")
     if use.characters_that_fit is not None:
-        words.append(f"{_ABOUT} {use.characters_that_fit:,} characters of such text fit,")
+        words.append(f"{_about_number(use.characters_that_fit)} characters of such text fit,")
     words.append(f"KV cache {format_bytes(use.kv_bytes)}")
     return " ".join(words)
 
@@ -130,7 +131,7 @@ def _models(rows: Sequence[tuple[TextReport, Measurement, ContextUse]], *, sever
             f"{result.num_tokens:,}",
             f"{use.context:,}" if use.context else _DASH,
             _percent(use.share),
-            f"{_ABOUT} {use.characters_that_fit:,}" if use.characters_that_fit else _DASH,
+            _about_number(use.characters_that_fit) if use.characters_that_fit else _DASH,
             format_bytes(use.kv_bytes),
         )
         cells.append((report.name, *row) if several else row)
@@ -441,7 +442,7 @@ def _difference(found: Difference) -> Grid:
 def _tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> str:
     if not ids:
         return "(end of the text)"
-    return " ".join(f"{i}:{_visible(t)}" for i, t in zip(ids[:6], tokens, strict=False))
+    return " ".join(f'{i}:"{_visible(t)}"' for i, t in zip(ids[:6], tokens, strict=False))
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
@@ -635,6 +636,12 @@ def _rectangle(x: float, y: float, width: float, height: float, index: int) -> s
 
 def _about(cell: CorpusCell) -> str:
     return "" if cell.exact else f"{_ABOUT} "
+
+
+def _about_number(value: int) -> str:
+    """A figure that is an extrapolation, with three digits: 160,411 is `about 160,000`."""
+    scale = 10 ** max(0, len(str(value)) - 3)
+    return f"{_ABOUT} {round(value / scale) * scale:,}"
 
 
 def _brief(name: str) -> str:

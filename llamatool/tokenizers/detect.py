@@ -46,6 +46,7 @@ _VOCABULARIES = {
     "459df124c59552692c770bad082338172fa3fcf21500143696fb48bdbc5f28ec": LLAMA4,
     "210c145218b9dde37a0cf17b59849a224fac0e897fd4b58edef608ed7af136d9": MISTRAL1,
     "33bc5cb3ea15d95094254600052ea2af5a2b1f2329fe534700587ac0e40a8b2d": QWEN3,
+    "11bc6674122ae335e40eb036cd3ca347ab805bfba72f140286ba86da8ae7eb48": SMOLLM2,
 }
 
 # Sizes at which a vocabulary that is not known looks like a known one.

@@ -63,11 +63,8 @@ class TextFacts:
         """Take note of the next piece of the text."""
         if not piece:
             return
-        self.num_characters += len(piece)
+        self.add_briefly(piece)
         self.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
-        self.num_nul += piece.count("\0")
-        self.num_crlf += piece.count("\r\n") + (self._ends_in_cr and piece[0] == "\n")
-        self._ends_in_cr = piece[-1] == "\r"
         self.num_words += len(piece.split()) - (self._ends_in_word and not piece[0].isspace())
         self._ends_in_word = not piece[-1].isspace()
         if not piece.isascii():
@@ -76,9 +73,13 @@ class TextFacts:
         self._tail = piece[-1]
 
     def add_briefly(self, piece: str) -> None:
-        """Take note of the length and of NUL characters only."""
+        """Take note of the length, NUL characters and line ends only."""
+        if not piece:
+            return
         self.num_characters += len(piece)
         self.num_nul += piece.count("\0")
+        self.num_crlf += piece.count("\r\n") + (self._ends_in_cr and piece[0] == "\n")
+        self._ends_in_cr = piece[-1] == "\r"
 
     @property
     def words(self) -> int | None:
@@ -97,17 +98,19 @@ class TextFacts:
             message = f"begins with a byte order mark{kind}, which is not counted"
             found.append(Note("text_bom", message))
         if self.num_invalid:
-            kind, places = self.encoding.upper(), f"{self.num_invalid:,} places"
-            message = f"no {kind} in {places}, which count as one U+FFFD each"
+            kind, places = self.encoding.upper(), _counted(self.num_invalid, "place")
+            message = f"no {kind} in {places}, each counted as U+FFFD"
             found.append(Note("text_invalid", message))
         if self.num_surrogates:
-            message = f"{self.num_surrogates:,} lone surrogates, which count as U+FFFD"
+            message = f"{_counted(self.num_surrogates, 'lone surrogate')}, counted as U+FFFD"
             found.append(Note("text_surrogates", message))
         if self.num_nul:
-            message = f"{self.num_nul:,} NUL characters: perhaps a binary file, not text"
+            message = f"{_counted(self.num_nul, 'NUL character')}: perhaps a binary file, not text"
             found.append(Note("text_nul", message))
         if self.num_crlf:
-            message = f"{self.num_crlf:,} line ends are CR LF, counted as they are"
+            message = (
+                f"{_counted(self.num_crlf, 'line end')} CR LF, counted as it stands in the file"
+            )
             found.append(Note("text_crlf", message))
         return tuple(found)
 
@@ -158,3 +161,7 @@ def pieces(texts: Iterable[str], facts: TextFacts) -> Iterator[str]:
             facts.num_surrogates += clean.count("\ufffd") - text.count("\ufffd")
         facts.add(clean)
         yield clean
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
