@@ -5,11 +5,20 @@ from typing import Annotated
 import typer
 
 from llamatool.cli.options import SOURCE_HELP, JsonOption
+from llamatool.cli.verify_logits import verify_logits
 
 
 def verify(
     first: Annotated[str, typer.Argument(metavar="A", help=SOURCE_HELP, show_default=False)],
     second: Annotated[str, typer.Argument(metavar="B", help="The other one.", show_default=False)],
+    logits: Annotated[
+        bool,
+        typer.Option(
+            "--logits",
+            help="Compare what they compute on random tokens, each in the convention of its own"
+            " layout, one layer in memory at a time. Needs PyTorch.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -23,7 +32,12 @@ def verify(
       llamatool verify ./Llama-3.1-8B/original ./Llama-3.1-8B-hf
 
       llamatool verify a/model.safetensors b/model.safetensors --json
+
+      llamatool verify ./Llama-3.1-8B/original ./Llama-3.1-8B-hf --logits
     """
+    if logits:
+        verify_logits(first, second, as_json=as_json)
+        return
     from llamatool import conversion
     from llamatool.cli.progress import progress
     from llamatool.render.blocks import show, show_json

@@ -1,6 +1,9 @@
 """Two checkpoints compared by what they compute, each in the convention of its own layout."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +109,24 @@ def test_one_layer_of_each_is_in_memory(tmp_path: Path) -> None:
         compare_logits(folder, folder, num_tokens=65)
     activations = 4 * 65 * (8 * 64 + 4 * 96)
     assert ledger.peak_bytes <= 1.5 * layer + 2 * tables + activations  # 12 layers would be 8 x
+
+
+def test_on_the_command_line(run: Callable[..., Any], tmp_path: Path) -> None:
+    theirs, _ = LLAMA_3.build()
+    meta = save_meta(theirs, tmp_path / "meta", 2, by_columns=False)
+    folder = save_huggingface(theirs, tmp_path / "hf")
+    done = run("verify", str(meta), str(folder), "--logits")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("the same logits\n")
+    assert "96, through 3 layers in float32" in done.stdout
+    drop(folder, **{"lm_head.weight": 1.01 * theirs.state_dict()["lm_head.weight"]})
+    done = run("verify", str(meta), str(folder), "--logits", "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert next(iter(found)) == "schema"
+    assert found["same"] is False
+    assert found["max_difference"] > found["tolerance"] * found["largest_logit"]
+    assert found["tokens"] == 96
 
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
