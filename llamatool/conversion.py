@@ -21,11 +21,13 @@ from llamatool.checkpoint.plan import TensorPlan
 from llamatool.config.catalog import CatalogEntry
 from llamatool.config.generation import Identity
 from llamatool.config.model import ModelConfig, Note
-from llamatool.errors import CheckpointError, UnsupportedError, UsageError
+from llamatool.errors import CheckpointError, InputError, UnsupportedError, UsageError
 from llamatool.source import LoadedSource
 
 if TYPE_CHECKING:
     from llamatool.checkpoint.verify import Comparison
+    from llamatool.tokenizers.base import Tokenizer
+    from llamatool.tokenizers.export import TokenizerFiles
 
 To = Literal["hf", "meta"]
 
@@ -117,7 +119,7 @@ def prepare(loaded: LoadedSource, options: ConvertOptions) -> Conversion:
     if options.model is not None:
         checkpoint = _as_model(checkpoint, options.model)
     checkpoint = _merged_heads(checkpoint, options, notes)
-    resolved = _without_false_tie(resolve(checkpoint), notes)
+    resolved = _tied_as_stored(resolve(checkpoint), notes)
     lost = _lost(resolved, options)
     target = _target(resolved, options)
     plan = _plan(resolved, options, target, identity)
@@ -125,6 +127,7 @@ def prepare(loaded: LoadedSource, options: ConvertOptions) -> Conversion:
     shaped = resolved.checkpoint.config
     small = _small_files(loaded, resolved, plan, options, target, identity, instruct, notes)
     if target == "meta":
+        _check_tiles(resolved)
         lost += _lost_in_metas_code(shaped)
     return Conversion(
         loaded.source,
@@ -330,24 +333,36 @@ def _merged_heads(checkpoint: Checkpoint, options: ConvertOptions, notes: list[N
     return replace(checkpoint, config=replace(config, num_key_value_heads=heads // 2))
 
 
-def _without_false_tie(resolved: Resolved, notes: list[Note]) -> Resolved:
-    """The source with its tie checked: a stored output table must be a copy of the input table."""
-    from llamatool.checkpoint.verify import repeat_differs
+def _tied_as_stored(resolved: Resolved, notes: list[Note]) -> Resolved:
+    """The source with its tie settled by the tables themselves, as far as both are stored.
 
-    if not resolved.repeats or not repeat_differs(resolved):
-        return resolved
+    Meta's layout has no key for it and stores both tables; there the bytes decide.
+    """
+    from llamatool.checkpoint.verify import same_tensor
+
     checkpoint = resolved.checkpoint
+    config = checkpoint.config
+    output = next((n for n in (*resolved.holdings, *resolved.repeats) if "lm_head" in n), None)
+    if output is None or (checkpoint.layout != "meta" and not config.tie_word_embeddings):
+        return resolved
+    if config.embedding_rows != config.vocab_size:
+        return resolved  # the image models' input table has more rows: it cannot be tied
+    source = output.replace("lm_head", "model.embed_tokens")
+    equal = same_tensor(resolved, output, source)
+    if equal == config.tie_word_embeddings:
+        return resolved
     if checkpoint.layout == "huggingface":
         raise CheckpointError(
             "config.json says `tie_word_embeddings`, but `lm_head.weight` is stored and differs",
             where=str(checkpoint.path),
             hint="correct the one that is wrong",
         )
-    notes.append(
-        Note("not-tied", "the output table differs from the input table: the model is not tied")
-    )
-    untied = replace(checkpoint.config, tie_word_embeddings=False)
-    return resolve(replace(checkpoint, config=untied))
+    if equal:
+        text = "the output table is a copy of the input table: the model is tied"
+    else:
+        text = "the output table differs from the input table: the model is not tied"
+    notes.append(Note("tie-by-bytes", text))
+    return resolve(replace(checkpoint, config=replace(config, tie_word_embeddings=equal)))
 
 
 def _lost(resolved: Resolved, options: ConvertOptions) -> list[str]:
@@ -374,6 +389,20 @@ def _lost(resolved: Resolved, options: ConvertOptions) -> list[str]:
 def _names(found: list[str]) -> str:
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"`{found[0]}`{more}"
+
+
+def _check_tiles(resolved: Resolved) -> None:
+    from llamatool.checkpoint.verify import unequal_tile_copies
+
+    if resolved.checkpoint.layout == "meta":
+        return
+    name = unequal_tile_copies(resolved)
+    if name is not None:
+        raise UnsupportedError(
+            f"`{name}` has a value per tile for several aspect ratios, and they disagree",
+            where=str(resolved.checkpoint.path),
+            hint="Meta's layout has one place per tile; a model tuned in this way stays as it is",
+        )
 
 
 def _lost_in_metas_code(config: ModelConfig) -> list[str]:
@@ -425,6 +454,8 @@ def _is_instruct(
         return options.variant == "instruct"
     if identity.variant is not None and loaded.kind != "meta_folder":
         return identity.variant == "instruct"
+    if loaded.kind == "gguf":
+        return _chat_template(loaded, identity, instruct=False) is not None
     name = _home(loaded).resolve().name.lower()
     instruct = "instruct" in name or "chat" in name
     if loaded.kind == "meta_folder":
@@ -601,18 +632,16 @@ def _tokenizer_files(
     path = options.tokenizer or _tokenizer_path(loaded, target)
     from llamatool.checkpoint import gguf
     from llamatool.tokenizers import load
-    from llamatool.tokenizers.export import export
 
     tokenizer = load.load(path, read_gguf=gguf.read_metadata)
     _check_vocabulary(tokenizer.vocab_size, config, str(path), notes)
     if target == "meta":
         if tokenizer.identity.kind in ("tiktoken", "sentencepiece") and path.is_file():
             return {"tokenizer.model": path.read_bytes()}
-        form: Literal["tiktoken", "spm"] = "tiktoken" if config.vocab_size > 100_000 else "spm"
-        exported = export(tokenizer, form)
+        exported = _exported(tokenizer, _meta_form(tokenizer))
         notes += exported.notes
         return dict(exported.files)
-    exported = export(tokenizer, "json")
+    exported = _exported(tokenizer, "json")
     notes += exported.notes
     found = dict(exported.files)
     content = json.loads(found["tokenizer_config.json"])
@@ -625,6 +654,25 @@ def _tokenizer_files(
     if tokenizer.identity.kind == "sentencepiece" and path.is_file():
         found["tokenizer.model"] = path.read_bytes()
     return found
+
+
+def _exported(tokenizer: "Tokenizer", form: Literal["json", "tiktoken", "spm"]) -> "TokenizerFiles":
+    from llamatool.tokenizers.export import export
+
+    try:
+        return export(tokenizer, form)
+    except InputError as error:
+        error.hint = error.hint or "leave the tokenizer out with --no-tokenizer"
+        raise
+
+
+def _meta_form(tokenizer: "Tokenizer") -> Literal["tiktoken", "spm"]:
+    """The kind of tokenizer.model that can hold this vocabulary."""
+    from llamatool.tokenizers.huggingface import HuggingFaceTokenizer, is_byte_level
+
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return "tiktoken" if is_byte_level(tokenizer.content) else "spm"
+    return "tiktoken" if tokenizer.identity.kind == "tiktoken" else "spm"
 
 
 def _chat_template(loaded: LoadedSource, identity: Identity, instruct: bool) -> str | None:
@@ -756,7 +804,7 @@ def compare_sources(
     for loaded in (first, second):
         config, _ = loaded.need_config()
         found = _merged_heads(_checkpoint(loaded, config), ConvertOptions(), [])
-        resolved.append(_without_false_tie(resolve(found), []))
+        resolved.append(_tied_as_stored(resolve(found), []))
     return compare(resolved[0], resolved[1], progress)
 
 

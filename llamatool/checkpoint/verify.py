@@ -216,6 +216,10 @@ class Values:
         dtype = self._holding(name).dtype
         return FLOAT32 if dtype.block_elements > 1 else dtype
 
+    def spec(self, name: str) -> TensorSpec:
+        """What the table of names says of a tensor."""
+        return self._holding(name).spec
+
     def rows(self, name: str, start: int, stop: int) -> "Raw":
         """Rows `start` to `stop` of the matrix of a tensor, as raw elements."""
         import numpy as np
@@ -264,9 +268,8 @@ class Values:
             if low < high:
                 joined.append(self._part_rows(holding, part, infos, low, high))
             above += rows
-        return (
-            joined[0] if len(joined) == 1 else np.concatenate(joined, bool(holding.spec.join_axis))
-        )
+        axis = 1 if holding.spec.join_axis else 0
+        return joined[0] if len(joined) == 1 else np.concatenate(joined, axis)
 
     def _part_rows(
         self,
@@ -492,20 +495,43 @@ def _identify(read: Read, holding: Holding) -> tuple[int, int]:
     raise CheckpointError(f"`{read.stored.name}` is not a part of `{holding.spec.name}`")
 
 
-def repeat_differs(resolved: Resolved) -> bool:
-    """Whether a stored copy of a tied tensor is not one."""
+def same_tensor(resolved: Resolved, first: str, second: str) -> bool:
+    """Whether two tensors of a checkpoint hold the same bits; stops at the first difference."""
     import numpy as np
 
     with Values(resolved) as values:
-        for name, holding in resolved.repeats.items():
-            original = holding.spec.repeats
-            if original is None or original not in resolved.holdings:
+        for start, stop in chunks(values.spec(first)):
+            if not np.array_equal(
+                values.rows(first, start, stop), values.rows(second, start, stop)
+            ):
+                return False
+    return True
+
+
+def unequal_tile_copies(resolved: Resolved) -> str | None:
+    """A table by aspect ratio that has different values for the same tile, or None.
+
+    Meta's layout has one place for each tile, Hugging Face's one for each ratio that uses it.
+    """
+    import numpy as np
+
+    with Values(resolved) as values:
+        for name, holding in resolved.holdings.items():
+            spec = holding.spec
+            if spec.operation != "tiles":
                 continue
-            for start, stop in chunks(holding.spec):
-                copy, rows = values.rows(name, start, stop), values.rows(original, start, stop)
-                if not np.array_equal(copy, rows):
-                    return True
-    return False
+            slots = spec.ways[0][0].shape[0]
+            first: dict[tuple[int, int], int] = {}
+            for (number, slot), cell in names.tile_cells(spec.aspect_ratios, slots).items():
+                row = number * slots + slot
+                other = first.setdefault(cell, row)
+                if other == row:
+                    continue
+                if not np.array_equal(
+                    values.rows(name, other, other + 1), values.rows(name, row, row + 1)
+                ):
+                    return name
+    return None
 
 
 def _uncovered(source: Resolved, covered: dict[tuple[str, str], int]) -> str | None:

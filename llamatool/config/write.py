@@ -95,7 +95,8 @@ def token_ids(config: ModelConfig, *, instruct: bool) -> Json:
     eos = config.eos_token_ids or (ids.eos_instruct if instruct else ids.eos_base)
     pad = ids.pad if config.pad_token_id is None else config.pad_token_id
     eos = tuple(token for token in eos if 0 <= token < config.vocab_size)
-    result: Json = {}
+    # The classes of the image models have a default here, so that only a null means "none".
+    result: Json = {} if config.model_type == "llama" else {"pad_token_id": None}
     if 0 <= bos < config.vocab_size:
         result["bos_token_id"] = bos
     if eos:
