@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llamatool.generate.text_model import Generation, TextModel
     from llamatool.model.decoder import Decoder
 
-PROBE_BYTES = 2**27  # more than any processor's cache holds
+PROBE_BYTES = 2**28  # more than any processor's cache holds
 
 
 @record
@@ -62,17 +62,25 @@ def weight_bytes_per_token(decoder: "Decoder") -> int:
     routed experts only those that a token goes to.
     Example: Llama 3.1 8B in bfloat16 -> 15009857536 of its 16060522496 bytes.
     """
-    total = 0
     shares = {
         f"layers.{spec.index}.mlp.experts.": spec.moe.num_experts_per_tok / spec.moe.num_experts
         for spec in decoder.plan
         if spec.moe is not None
     }
-    for name, tensor in (*decoder.named_parameters(), *decoder.named_buffers()):
-        if name == "embed_tokens.weight" and decoder.lm_head is not None:
-            continue
+    sizes = {
+        name: tensor.nbytes
+        for name, tensor in (*decoder.named_parameters(), *decoder.named_buffers())
+    }
+    for name, module in decoder.named_modules():
+        # A weight in a layout of its own is no tensor that could be counted.
+        if isinstance(packed_bytes := getattr(module, "weight_bytes", None), int):
+            sizes[f"{name}.packed"] = packed_bytes
+    if decoder.lm_head is not None:
+        del sizes["embed_tokens.weight"]
+    total = 0
+    for name, num_bytes in sizes.items():
         share = next((s for prefix, s in shares.items() if name.startswith(prefix)), 1)
-        total += int(tensor.nbytes * share)
+        total += int(num_bytes * share)
     return total
 
 

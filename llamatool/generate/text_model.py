@@ -32,6 +32,7 @@ from llamatool.records import record
 if TYPE_CHECKING:
     from llamatool.generate.engine import Step
     from llamatool.model.decoder import Decoder
+    from llamatool.model.static import StaticStep
     from llamatool.source import LoadedSource, Progress
     from llamatool.tokenizers.base import Tokenizer
 
@@ -147,7 +148,9 @@ class TextModel:
         self.name = name
         self.layout = layout
         self.load_seconds = load_seconds
-        self._step: Step | None = None
+        self.step: Step | None = None  # reads one token; None: through the decoder itself
+        self.compiles = False
+        self._static: StaticStep | None = None
 
     def prompt(
         self,
@@ -198,17 +201,12 @@ class TextModel:
         """
         prompt = request.prompt
         stops = self.stop_ids(prompt)
-        run = Run(
-            self.decoder,
-            [prompt.ids],
-            Plan(
-                sampling=request.sampling,
-                max_new_tokens=self._max_new_tokens(request),
-                stop_ids=stops.ids,
-            ),
-            seeds=[request.seed],
-            step=self._step,
-        )
+        plan = Plan(request.sampling, self._max_new_tokens(request), stops.ids)
+        step, cache = self.step, None
+        if self.compiles:
+            step = self._compiled(len(prompt.ids) + plan.max_new_tokens)
+            cache = step.cache
+        run = Run(self.decoder, [prompt.ids], plan, seeds=[request.seed], step=step, cache=cache)
         return Answer(
             run, TextStream(self.tokenizer, after=prompt.ids, stops=request.stops), prompt, stops
         )
@@ -259,11 +257,20 @@ class TextModel:
             beyond_context=options.get("beyond_context", False),
         )
 
-    def compile(self) -> None:
-        """From now on decodes by a compiled step; the first answers are slow while it is made."""
-        from llamatool.generate.compiled import compiled_step
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weights are packed in int8."""
+        return any(type(module).__name__ == "Int8Linear" for module in self.decoder.modules())
 
-        self._step = compiled_step(self.decoder)
+    def _compiled(self, max_tokens: int) -> "StaticStep":
+        """The compiled step with an empty cache; made again only for a longer one."""
+        from llamatool.model.static import StaticStep
+
+        if self._static is None or self._static.cache.max_tokens < max_tokens:
+            cache = self.decoder.new_cache(1 << (max_tokens - 1).bit_length())
+            self._static = StaticStep(self.decoder, cache, backend="auto")
+        self._static.cache.truncate(0)
+        return self._static
 
     def _max_new_tokens(self, request: Request) -> int:
         if request.max_new_tokens is not None and request.max_new_tokens < 1:
@@ -282,6 +289,7 @@ def load_generator(
     device: str = "auto",
     dtype: str | None = None,
     quantize: str | None = None,
+    compile_step: bool = False,
     raw: bool = False,
     chat: bool = False,
     template: str | None = None,
@@ -294,6 +302,7 @@ def load_generator(
     Args:
     device, dtype, max_tokens: as in `load_model`.
     quantize: `int8` for weights of one byte.
+    compile_step: compiles the decoding step, with CUDA graphs on a GPU; the first answers are slow.
     raw: gives every text to the model as it is. chat: insists on a conversation.
     template: a file with a chat template, or the name of a built-in format.
     tokenizer: a file or folder, where it is not beside the weights.
@@ -330,15 +339,30 @@ def load_generator(
         if quantize != "int8":
             raise UsageError(f"--quantize is `{quantize}`: only int8 is known")
         quantize_int8(decoder)
-    return TextModel(
+    made = TextModel(
         decoder,
         found,
         writing=writing,
         settings=settings,
         name=str(source),
         layout=_LAYOUTS[config.source_format],
-        load_seconds=time.perf_counter() - start,
     )
+    made.compiles = compile_step
+    made.step = _fast_step(decoder, pack=not compile_step)
+    made.load_seconds = time.perf_counter() - start
+    return made
+
+
+def _fast_step(decoder: "Decoder", *, pack: bool) -> "Step | None":
+    """The quick way to read one token, where memory allows rearranging the weights for it."""
+    from llamatool.model.fast import DecodeStep, extra_bytes, speed_up
+    from llamatool.model.load import free_memory
+
+    free_bytes = free_memory(decoder.device)
+    if pack and free_bytes is not None and extra_bytes(decoder) > free_bytes:
+        return None
+    speed_up(decoder, pack=pack)
+    return DecodeStep(decoder)
 
 
 def local_path(source: str, progress: "Progress | None" = None) -> str:
