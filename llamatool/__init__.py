@@ -5,11 +5,13 @@ From Python, as the command line does it:
     loaded = llamatool.load_source("llama-3.1-8b")
     llamatool.inspect_source(loaded).parameters.total  # 8030261248
     model = llamatool.load_model("folder-with-weights")  # needs PyTorch
+    llamatool.load_generator("folder-with-weights").generate("Hello").text
 """
 
 TYPE_CHECKING = False  # typing is not imported for this alone
 if TYPE_CHECKING:
     from llamatool.errors import LlamatoolError
+    from llamatool.generate.text_model import load_generator
     from llamatool.inspection import inspect_source
     from llamatool.listing import list_models
     from llamatool.model.load import load_model
@@ -21,6 +23,7 @@ __all__ = [
     "__version__",
     "inspect_source",
     "list_models",
+    "load_generator",
     "load_model",
     "load_source",
 ]
@@ -29,6 +32,7 @@ _HOMES = {
     "LlamatoolError": "llamatool.errors",
     "inspect_source": "llamatool.inspection",
     "list_models": "llamatool.listing",
+    "load_generator": "llamatool.generate.text_model",
     "load_model": "llamatool.model.load",
     "load_source": "llamatool.source",
 }

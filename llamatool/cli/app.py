@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from llamatool import __version__
-from llamatool.cli import completion, inspect, kv_budget, models, tokens
+from llamatool.cli import (
+    completion,
+    convert,
+    generate,
+    inspect,
+    kv_budget,
+    models,
+    needle,
+    tokens,
+    verify,
+)
 from llamatool.errors import LlamatoolError
 
 app = typer.Typer(
@@ -24,6 +34,10 @@ COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("inspect", inspect.inspect),
     ("kv-budget", kv_budget.kv_budget),
     ("tokens", tokens.tokens),
+    ("generate", generate.generate),
+    ("needle", needle.needle),
+    ("convert", convert.convert),
+    ("verify", verify.verify),
     ("models", models.models),
     ("completion", completion.completion),
 )
