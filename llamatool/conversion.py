@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llamatool import __version__, dtypes
 from llamatool.checkpoint import safetensors
+from llamatool.checkpoint.convert import CHUNK_BYTES
 from llamatool.checkpoint.folder import RECORD, Progress, VerifyMode, Written
 from llamatool.checkpoint.layout import Checkpoint, Resolved, resolve
 from llamatool.checkpoint.plan import TensorPlan
@@ -190,7 +191,7 @@ def _check_overwrite(destination: Path, names: set[str]) -> None:
 
 
 def _earlier_files(destination: Path) -> list[str]:
-    """Names of the files that an earlier conversion wrote there."""
+    """Names of the files that an earlier conversion wrote there and nobody changed in size."""
     path = destination / RECORD
     if not path.is_file() or path.stat().st_size > 50_000_000:
         return []
@@ -199,8 +200,16 @@ def _earlier_files(destination: Path) -> list[str]:
     except ValueError:
         return []
     files = record.get("files") if isinstance(record, dict) else None
-    entries = files if isinstance(files, list) else []
-    return [e["name"] for e in entries if isinstance(e, dict) and isinstance(e.get("name"), str)]
+    found = []
+    for entry in files if isinstance(files, list) else []:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        # The name comes from a file that anybody may have written.
+        if not isinstance(name, str) or Path(name).name != name:
+            continue
+        file = destination / name
+        if file.is_file() and file.stat().st_size == entry.get("bytes"):
+            found.append(name)
+    return found
 
 
 # ---- the source ----
@@ -751,6 +760,7 @@ def run(
             resume=options.resume,
             num_threads=options.num_threads,
             chunk_bytes=_chunk_bytes(options),
+            replaced=tuple(_earlier_files(destination)) if options.overwrite else (),
         ),
         progress=progress,
     )
@@ -762,7 +772,7 @@ def run(
 def _chunk_bytes(options: ConvertOptions) -> int:
     # A worker holds about six buffers of a chunk at its peak.
     share = options.max_memory_bytes // (8 * max(1, options.num_threads))
-    return max(1 << 16, min(4 << 20, share))
+    return max(1 << 16, min(CHUNK_BYTES, share))
 
 
 def _record(conversion: Conversion, options: ConvertOptions) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from llamatool.checkpoint.rawio import Sink, Sources
 if TYPE_CHECKING:
     from llamatool.checkpoint.cast import Raw
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20  # fits into the cache of a core together with its copy
 SYNC_BYTES = 1 << 30  # written between two entries of the journal
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor

@@ -60,6 +60,7 @@ class WriteOptions:
     resume: bool = False
     num_threads: int = 2
     chunk_bytes: int = convert.CHUNK_BYTES
+    replaced: tuple[str, ...] = ()  # files of an earlier conversion, removed before the renaming
 
 
 def write_folder(
@@ -93,7 +94,9 @@ def write_folder(
             _put(log.folder / RECORD, journal.pretty(content))
             rawio.sync_folder(log.folder)
             log.note(written=content["files"])
-        _rename(log.folder, destination, [file.name for file in written.files])
+        names = [file.name for file in written.files]
+        _remove_replaced(destination, options.replaced, names)
+        _rename(log.folder, destination, names)
         log.remove()
     rawio.sync_folder(destination)
     return written
@@ -296,6 +299,14 @@ def _put(path: Path, content: bytes) -> None:
             os.fsync(stream.fileno())
     except OSError as error:
         raise rawio.unwritable(path, error) from None
+
+
+def _remove_replaced(destination: Path, replaced: Sequence[str], names: Sequence[str]) -> None:
+    """Takes an earlier conversion apart, the files first without which it is no checkpoint."""
+    stale = [name for name in _LAST if name in replaced]
+    stale += [name for name in replaced if name not in names and name not in _LAST]
+    for name in stale:
+        (destination / name).unlink(missing_ok=True)
 
 
 def _rename(folder: Path, destination: Path, names: Sequence[str]) -> None:

@@ -80,15 +80,19 @@ class Journal:
             )
         self._log = path.open("a", encoding="utf-8")
         if not state:
-            self.note(key=key)
+            self._append({"key": key})  # reaches the disk with the first entry about data
         return state
 
     def note(self, **values: object) -> None:
         """Appends a line and waits until it is on the disk."""
+        self._append(values)
+        assert self._log is not None
+        os.fsync(self._log.fileno())
+
+    def _append(self, values: Mapping[str, object]) -> None:
         assert self._log is not None
         self._log.write(json.dumps(values, sort_keys=True) + "\n")
         self._log.flush()
-        os.fsync(self._log.fileno())
 
     def remove(self) -> None:
         """Removes the journal and its folder, which must be empty but for the journal's files."""

@@ -419,7 +419,9 @@ def _sum_in_output(read: Read, task: Task, holding: Holding, values: Values) -> 
         return _sum_of_stored_shape(read, task, holding, values, first, num_rows)
     rows, column = _logical(read, holding, first // read.num_columns, num_rows)
     low, high = int(rows.min()), int(rows.max()) + 1
-    found = values.rows(name, low, high)[rows - low, column : column + read.num_columns]
+    found = values.rows(name, low, high)[:, column : column + read.num_columns]
+    if (np.diff(rows) != 1).any():
+        found = found[rows - low]
     return zlib.crc32(np.ascontiguousarray(found).data.cast("B"))
 
 
