@@ -31,6 +31,22 @@ _llamatool() {
                     options="-t --tokenizer --config --corpus --lang --reference --count --per-line --show --ids --special --bos --no-bos --nfc --text --to --plot --csv --json -h --help"
                     valued="-t --tokenizer --config --corpus --lang --reference --special --text --to --plot"
                     ;;
+                generate)
+                    options="--prompt-file --system --suffix --chat --raw --template --tokenizer -n --max-new-tokens --beyond-context --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --compile --prompts --out --batch-size --stats --ids --json -h --help"
+                    valued="--prompt-file --system --suffix --template --tokenizer -n --max-new-tokens --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --prompts --out --batch-size"
+                    ;;
+                needle)
+                    options="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --repeat --language --straddle --score --max-new --template --control --no-control --budget --plan --out --fresh --show --device --dtype --prefill-chunk --rope-factor --threshold --lower-bound --fail-under --seed --palette --plain --json -h --help"
+                    valued="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --language --score --max-new --template --budget --out --show --device --dtype --prefill-chunk --rope-factor --threshold --fail-under --seed --palette"
+                    ;;
+                convert)
+                    options="--to --mp --shard-size --dtype --instruct --base --model --tokenizer --no-tokenizer --params-style --keep-replicated-kv --strict-replicas --verify-input --dry-run --verify --resume --overwrite --threads --max-memory --json -q --quiet -h --help"
+                    valued="--to --mp --shard-size --dtype --model --tokenizer --params-style --verify --threads --max-memory"
+                    ;;
+                verify)
+                    options="--logits --json -q --quiet -h --help"
+                    valued=""
+                    ;;
                 models)
                     options="--json -h --help"
                     valued=""
@@ -57,7 +73,7 @@ _llamatool() {
     done
 
     if [[ -z $command ]]; then
-        COMPREPLY=($(compgen -W "inspect kv-budget tokens models completion --version -h --help" -- "$cur"))
+        COMPREPLY=($(compgen -W "inspect kv-budget tokens generate needle convert verify models completion --version -h --help" -- "$cur"))
         return
     fi
 
@@ -123,6 +139,106 @@ _llamatool() {
                 _llamatool_offer "$cur" "json tiktoken spm"
                 return
                 ;;
+            generate:--prompt-file | generate:--tokenizer | generate:--prompts | generate:--out)
+                _llamatool_offer "$cur" "" file
+                return
+                ;;
+            generate:--system | generate:--suffix | generate:-n | generate:--max-new-tokens | generate:--stop | generate:-t | generate:--temperature | generate:--top-p | generate:--top-k | generate:--min-p | generate:--repetition-penalty | generate:--seed | generate:--batch-size)
+                :
+                return
+                ;;
+            generate:--template)
+                _llamatool_offer "$cur" "llama-2 codellama-70b llama-3 llama-4" file
+                return
+                ;;
+            generate:--device)
+                _llamatool_offer "$cur" "auto cpu cuda mps"
+                return
+                ;;
+            generate:--dtype)
+                _llamatool_offer "$cur" "bfloat16 float16 float32"
+                return
+                ;;
+            generate:--quantize)
+                _llamatool_offer "$cur" "int8"
+                return
+                ;;
+            needle:--length | needle:--depths | needle:--trials | needle:--needle | needle:--question | needle:--answer | needle:--answer-prefix | needle:--value | needle:--distractors | needle:--max-new | needle:--budget | needle:--show | needle:--prefill-chunk | needle:--rope-factor | needle:--threshold | needle:--fail-under | needle:--seed)
+                :
+                return
+                ;;
+            needle:--depth-scale)
+                _llamatool_offer "$cur" "linear sigmoid"
+                return
+                ;;
+            needle:--mode)
+                _llamatool_offer "$cur" "single packed sweep"
+                return
+                ;;
+            needle:--keys)
+                _llamatool_offer "$cur" "words names cities"
+                return
+                ;;
+            needle:--haystack)
+                _llamatool_offer "$cur" "grammar" file
+                return
+                ;;
+            needle:--language)
+                _llamatool_offer "$cur" "en zh"
+                return
+                ;;
+            needle:--score)
+                _llamatool_offer "$cur" "forced generate both"
+                return
+                ;;
+            needle:--template)
+                _llamatool_offer "$cur" "auto raw chat"
+                return
+                ;;
+            needle:--out)
+                _llamatool_offer "$cur" "" folder
+                return
+                ;;
+            needle:--device)
+                _llamatool_offer "$cur" "auto cpu cuda mps"
+                return
+                ;;
+            needle:--dtype)
+                _llamatool_offer "$cur" "auto bf16 fp16 fp32"
+                return
+                ;;
+            needle:--palette)
+                _llamatool_offer "$cur" "cividis classic"
+                return
+                ;;
+            convert:--to)
+                _llamatool_offer "$cur" "hf meta"
+                return
+                ;;
+            convert:--mp | convert:--shard-size | convert:--threads | convert:--max-memory)
+                :
+                return
+                ;;
+            convert:--dtype)
+                _llamatool_offer "$cur" "keep bf16 fp16 fp32"
+                return
+                ;;
+            convert:--model)
+                _llamatool_offer "$cur" "$models"
+                return
+                ;;
+            convert:--tokenizer)
+                _llamatool_offer "$cur" "" file
+                return
+                ;;
+            convert:--params-style)
+                _llamatool_offer "$cur" "actual original"
+                return
+                ;;
+            convert:--verify)
+                _llamatool_offer "$cur" "none size hash full"
+                return
+                ;;
         esac
         if [[ $cur == -* ]]; then
             COMPREPLY=($(compgen -W "$options" -- "$cur"))
@@ -134,6 +250,13 @@ _llamatool() {
         inspect:*) _llamatool_offer "$cur" "$models" file ;;
         kv-budget:*) _llamatool_offer "$cur" "$models" file ;;
         tokens:*) _llamatool_offer "$cur" "" file ;;
+        generate:0) _llamatool_offer "$cur" "" file ;;
+        generate:1) : ;;
+        needle:*) _llamatool_offer "$cur" "pocket pocket-rope" file ;;
+        convert:0) _llamatool_offer "$cur" "" file ;;
+        convert:1) _llamatool_offer "$cur" "" folder ;;
+        verify:0) _llamatool_offer "$cur" "" file ;;
+        verify:1) _llamatool_offer "$cur" "" file ;;
         models:0) : ;;
         completion:0) _llamatool_offer "$cur" "bash zsh fish" ;;
         *) COMPREPLY=($(compgen -W "$options" -- "$cur")) ;;

@@ -105,14 +105,24 @@ CASES = [
     ("llamatool tokens --to ", ["json", "tiktoken", "spm"]),
     ("llamatool tokens --corpus b", ["builtin"]),
     ("llamatool tokens --lang v", ["vi"]),
+    ("llamatool convert --to ", ["hf", "meta"]),
+    ("llamatool convert --model llama-guard-4", ["llama-guard-4-12b"]),
+    ("llamatool convert conf", []),
+    ("llamatool convert a b ", None),
+    ("llamatool needle --depth-scale ", ["linear", "sigmoid"]),
+    ("llamatool generate --device c", ["cpu", "cuda"]),
     ("llamatool kv-budget --as m", ["mha", "mqa"]),
     ("llamatool kv-budget -n 5 --json llama-guard-4", ["llama-guard-4-12b"]),
 ]
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES, ids=[line for line, _ in CASES])
-def test_bash_offers(line: str, expected: list[str], folder: Path) -> None:
+def test_bash_offers(line: str, expected: list[str] | None, folder: Path) -> None:
     offered = bash_replies(*line.split(" "), folder=folder)
+    if expected is None:  # no argument is left: options
+        assert offered
+        assert all(word.startswith("-") for word in offered)
+        return
     if "llama-3.1-8b folder" not in expected:  # it begins as many models do
         offered = [word for word in offered if word != "llama-3.1-8b folder"]
     assert offered == expected

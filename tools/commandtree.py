@@ -15,6 +15,7 @@ from typing import Any, Literal
 import typer
 
 from llamatool.cli.app import app
+from llamatool.generate.formats import FORMATS
 from llamatool.sizing.hardware import KEYS
 from llamatool.sizing.kv_cache import KV_DTYPES, POLICIES
 from llamatool.tokenizers.corpus import LANGUAGES
@@ -25,28 +26,38 @@ Paths = Literal["none", "file", "folder"]
 # What the parts of a metavar say about the values they stand for.
 _METAVARS: dict[str, Paths] = {
     "SOURCE": "file",
+    "MODEL": "file",
     "SPEC": "file",
-    "TEXT": "file",
     "FILE": "file",
     "FILE.svg": "file",
     "PATH": "file",
     "SRC": "file",
-    "DST": "file",
+    "DST": "folder",
     "A": "file",
     "B": "file",
     "DIR": "folder",
     "FOLDER": "folder",
 }
+_ARGUMENTS: dict[str, Paths] = {"TEXT": "file"}  # an option's TEXT is none
 # Options that take more than a closed set of words; these are worth offering.
 WORDS: dict[str, tuple[str, ...]] = {
-    "--gpu": (*KEYS, "smallest"),
-    "--kv-dtype": KV_DTYPES,
-    "--lang": tuple(LANGUAGES),
-    "--policy": tuple(POLICIES),
-    "--reference": tuple(LANGUAGES),
-    "--tokenizer": tuple(GENERATIONS),
-    "--weights": ("bfloat16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0"),
+    "generate --device": ("auto", "cpu", "cuda", "mps"),
+    "generate --dtype": ("bfloat16", "float16", "float32"),
+    "generate --template": tuple(FORMATS),
+    "kv-budget --gpu": (*KEYS, "smallest"),
+    "kv-budget --kv-dtype": KV_DTYPES,
+    "kv-budget --policy": tuple(POLICIES),
+    "kv-budget --weights": (
+        *("bfloat16", "fp8", "int8", "int4"),
+        *("q8_0", "q6_k", "q5_k", "q4_k", "q4_0"),
+    ),
+    "needle --device": ("auto", "cpu", "cuda", "mps"),
+    "needle models": ("pocket", "pocket-rope"),
+    "tokens --lang": tuple(LANGUAGES),
+    "tokens --reference": tuple(LANGUAGES),
+    "tokens --tokenizer": tuple(GENERATIONS),
 }
+_MODELS = {"convert --model"}  # takes the name of a built-in model
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +134,17 @@ def _command(name: str, command: Any, function: Any, root: Any) -> Command:
         if getattr(param, "hidden", False):
             continue
         if param.param_type_name == "argument":
-            arguments.append(_argument(param, hints.get(param.name)))
+            arguments.append(_argument(name, param, hints.get(param.name)))
         elif param.name != "help":
-            options.append(_option(param, hints.get(param.name)))
+            options.append(_option(name, param, hints.get(param.name)))
     helps = root.context_settings["help_option_names"]
     options.append(Option(tuple(helps), "Show this message and exit.", None, None, False))
     return Command(name, inspect.cleandoc(command.help or ""), tuple(options), tuple(arguments))
 
 
-def _option(param: Any, annotation: Any) -> Option:
+def _option(command: str, param: Any, annotation: Any) -> Option:
     names = sorted((*param.opts, *param.secondary_opts), key=lambda name: name.startswith("--"))
-    value = None if param.is_flag else _value(param, annotation)
+    value = None if param.is_flag else _value(command, param, annotation)
     # A callable makes its value when it runs; None and False say nothing to a reader.
     default = param.default if value and not callable(param.default) else None
     shown = None
@@ -142,27 +153,31 @@ def _option(param: Any, annotation: Any) -> Option:
     return Option(tuple(names), param.help or "", value, shown, bool(param.multiple))
 
 
-def _argument(param: Any, annotation: Any) -> Argument:
-    value = _value(param, annotation)
+def _argument(command: str, param: Any, annotation: Any) -> Argument:
+    value = _value(command, param, annotation)
     return Argument(param.name, param.help or "", value, bool(param.required), param.nargs == -1)
 
 
-def _value(param: Any, annotation: Any) -> Value:
-    metavar = re.sub(r"[\[\]{}]|\.\.\.", "", param.metavar or param.name.upper())
+def _value(command: str, param: Any, annotation: Any) -> Value:
     found = _members(annotation)
+    enums = [item for item in found if isinstance(item, type) and issubclass(item, Enum)]
+    names = {f"{command} {name}" for name in param.opts}
+    words = next((WORDS[name] for name in sorted(names) if name in WORDS), ())
+    metavar = re.sub(r"[\[\]{}]|\.\.\.", "", param.metavar or param.name.upper())
+    closed = tuple(item for item in found if isinstance(item, str))  # of a Literal
+    if enums:
+        closed = tuple(str(member.value) for member in enums[0])
+    if closed:
+        words = closed
+        metavar = param.metavar or "|".join(words)
     parts = metavar.split("|")
-    words = [WORDS[name] for name in param.opts if name in WORDS]
-    words += [
-        tuple(str(member.value) for member in item)
-        for item in found
-        if isinstance(item, type) and issubclass(item, Enum)
-    ]
-    if len(parts) > 1:  # json|tiktoken|spm, builtin|DIR
-        words.append(tuple(part for part in parts if part.islower() and part.isalnum()))
-    paths: Paths = next((_METAVARS[part] for part in parts if part in _METAVARS), "none")
+    if not words:  # json|tiktoken|spm, builtin|DIR
+        words = tuple(part for part in parts if part.islower() and part.isalnum())
+    known = _METAVARS | (_ARGUMENTS if param.param_type_name == "argument" else {})
+    paths: Paths = next((known[part] for part in parts if part in known), "none")
     if paths == "none" and Path in found:
         paths = "file"
-    return Value(metavar, words[0] if words else (), paths, models="SOURCE" in parts)
+    return Value(metavar, words, paths, models="SOURCE" in parts or bool(names & _MODELS))
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -265,7 +265,7 @@ def _zsh_action(value: Value) -> str:
     completer = {"none": "", "file": "_files", "folder": "_files -/"}[value.paths]
     words = " ".join(value.words)
     if value.models:
-        action = "_llamatool_sources"
+        action = "_llamatool_sources" if completer else "_llamatool_models"
     elif words and completer:
         action = f' _llamatool_either "{completer}" {words}'
     else:

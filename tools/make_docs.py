@@ -3,6 +3,7 @@
 python tools/make_docs.py [FILE]
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +89,8 @@ def _text(help_text: str) -> Iterator[str]:
     commands: list[str] = []
     for paragraph in help_text.split("\n\n"):
         if paragraph.startswith("  "):
-            commands += [line.strip() for line in paragraph.splitlines()]
+            # A long command goes on in the next line.
+            commands += re.split(r"(?<=[^|]) (?=llamatool )", " ".join(paragraph.split()))
             continue
         yield from _block(commands)
         commands = []
