@@ -7,7 +7,8 @@ the ids are those of the makers even where text begins with a line end.
   llama-2        `<s>` [INST] user [/INST] answer `</s>`, one BOS and EOS for each completed turn
   codellama-70b  `<s>` and turns of `Source: role`, each ended by `<step>`
   llama-3        `<|start_header_id|>` role `<|end_header_id|>` \n\n content `<|eot_id|>`
-  llama-4        the same with `<|header_start|>`, `<|header_end|>` and `<|eot|>`
+  llama-4        the same with `<|header_start|>`, `<|header_end|>` and `<|eot|>`, but the result
+                 of a tool ends with `<|eom|>`
 
 Sources: meta-llama/llama generation.py, codellama generation.py, llama-models 0.3.0
 llama3/chat_format.py and llama4/chat_format.py.
@@ -170,7 +171,7 @@ def _codellama70b(messages: Sequence[Message]) -> list[Part]:
 
 
 def _with_headers(
-    bos: str, start: str, end: str, stop: str
+    bos: str, start: str, end: str, stop: str, tool_stop: str
 ) -> Callable[[Sequence[Message]], list[Part]]:
     def header(role: str) -> list[Part]:
         # Llama 3 and 4 know the results of tools as `ipython`.
@@ -180,7 +181,8 @@ def _with_headers(
     def parts(messages: Sequence[Message]) -> list[Part]:
         made: list[Part] = [Control((bos,))]
         for message in messages:
-            made += [*header(message.role), Text(message.content), Control((stop,))]
+            last = tool_stop if message.role == "tool" else stop
+            made += [*header(message.role), Text(message.content), Control((last,))]
         return made + header("assistant")
 
     return parts
@@ -212,14 +214,24 @@ FORMATS = {
             "llama-3",
             "Llama 3",
             _with_headers(
-                "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
+                "<|begin_of_text|>",
+                "<|start_header_id|>",
+                "<|end_header_id|>",
+                stop="<|eot_id|>",
+                tool_stop="<|eot_id|>",
             ),
             ("<|eom_id|>", "<|eot_id|>"),
         ),
         ChatFormat(
             "llama-4",
             "Llama 4",
-            _with_headers("<|begin_of_text|>", "<|header_start|>", "<|header_end|>", "<|eot|>"),
+            _with_headers(
+                "<|begin_of_text|>",
+                "<|header_start|>",
+                "<|header_end|>",
+                stop="<|eot|>",
+                tool_stop="<|eom|>",
+            ),
             ("<|eom|>", "<|eot|>"),
         ),
     )

@@ -74,10 +74,15 @@ class StopTexts:
         if not self._stops:
             return piece
         text = self._held + piece
-        # The first place counts, and the longest text where two begin there.
-        hits = [(text.find(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        # What is complete first ends the answer, however the text is cut into pieces; of those that
+        # end together, the longest.
+        hits = [
+            (place + len(stop), place, stop)
+            for stop in self._stops
+            if (place := text.find(stop)) >= 0
+        ]
         if hits:
-            place, _, self.found = min(hits)
+            _, place, self.found = min(hits)
             self._held = ""
             return text[:place]
         keep = max(_overlap(text, stop) for stop in self._stops)

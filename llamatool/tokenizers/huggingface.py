@@ -151,6 +151,8 @@ class _GrowingDecoder(StreamDecoder):
 
     def feed(self, *ids: int) -> str:
         self._window += ids
+        if self._in_bytes():
+            return ""
         text = self._tokenizer.decode(self._window)
         if text.endswith("\ufffd"):
             return ""  # perhaps an incomplete character
@@ -158,6 +160,16 @@ class _GrowingDecoder(StreamDecoder):
 
     def finish(self) -> str:
         return self._advance(self._tokenizer.decode(self._window))
+
+    def _in_bytes(self) -> bool:
+        """Whether the window ends in a run of byte pieces, control tokens passed over.
+
+        The library decodes a run as one: a bad byte spoils the good ones before it, so nothing of
+        a run is final before its end.
+        """
+        special = self._tokenizer.names_by_id
+        last = next((i for i in reversed(self._window) if i not in special), None)
+        return last in self._tokenizer.fragment_ids
 
     def _advance(self, text: str) -> str:
         new = text[self._done :]
