@@ -154,7 +154,8 @@ def check_destination(source: LoadedSource, destination: Path, options: ConvertO
 
     home = _home(source).resolve()
     place = destination.resolve()
-    if place == home or home in place.parents:
+    whole_folder = source.located.path is not None and source.located.path.is_dir()
+    if place == home or (whole_folder and home in place.parents):
         raise UsageError(
             "the output would lie inside the source",
             where=str(destination),
@@ -678,10 +679,11 @@ def _exported(tokenizer: "Tokenizer", form: Literal["json", "tiktoken", "spm"]) 
 def _meta_form(tokenizer: "Tokenizer") -> Literal["tiktoken", "spm"]:
     """The kind of tokenizer.model that can hold this vocabulary."""
     from llamatool.tokenizers.huggingface import HuggingFaceTokenizer, is_byte_level
+    from llamatool.tokenizers.tiktoken import TiktokenTokenizer
 
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return "tiktoken" if is_byte_level(tokenizer.content) else "spm"
-    return "tiktoken" if tokenizer.identity.kind == "tiktoken" else "spm"
+    return "tiktoken" if isinstance(tokenizer, TiktokenTokenizer) else "spm"
 
 
 def _chat_template(loaded: LoadedSource, identity: Identity, instruct: bool) -> str | None:
