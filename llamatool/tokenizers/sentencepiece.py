@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
 SPACE = "\u2581"
 
-SHORT = 256  # characters: a text up to this length goes to the library as it is
+SHORT = 16_384  # characters: a text up to this length goes to the library as it is
 CHUNK = 256  # characters of a part where words repeat too little to remember them
-BLOCK_WORDS = 4_096  # words that are looked up together
+BLOCK = 24_576  # characters whose words are looked up together
+LONG = 4 * BLOCK  # a text from this length on repeats enough words to begin to remember them
+ENOUGH_WORDS = 4_096  # if so many are remembered and the next are still new, they do not repeat
+CHARACTERS_OF_A_WORD = 24  # more than this on average: a script without spaces, or no prose
 LONGEST_WORD = 64  # characters: longer ones are hardly seen twice
-MAX_REMEMBERED = 400_000  # words; about 100 MB at most
+FEW = 128  # texts that are encoded one by one rather than together
+MAX_REMEMBERED = 200_000  # words; about 60 MB at most
 MISSES_TO_STOP = 0.4  # share of new words in a block from which on remembering does not pay
 BLOCKS_TO_SKIP = 16
 
@@ -110,7 +114,8 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode(self, text: str, *, first: bool) -> list[int]:
         prefixed = first and self.model.add_dummy_prefix
         if self.cut_rule is CutRule.NEVER or len(text) <= SHORT:
-            return _ids((self._whole if prefixed else self._bare).encode(text))
+            ids: list[int] = (self._whole if prefixed else self._bare).encode(text)
+            return ids
         # The dummy prefix is one space in front of a text that is not empty.
         return self._encode_cut(" " + text if prefixed else text)
 
@@ -119,39 +124,52 @@ class SentencePieceTokenizer(Tokenizer):
         ids: list[int] = []
         pattern = self.cut_rule.pattern
         assert pattern is not None
-        size = BLOCK_WORDS * 6
-        for start, end in cut_points(text, self.cut_rule, size):
+        worth_learning = len(text) > LONG
+        for start, end in cut_points(text, self.cut_rule, BLOCK):
             block = text[start:end]
-            if self._skip_blocks:
+            if _has_few_words(block):
+                ids += self._bare.encode(block)
+            elif self._skip_blocks:
                 self._skip_blocks -= 1
-                ids += self._encode_parts(block)
+                self._add_parts(block, ids)
             else:
-                ids += self._encode_words(pattern.split(block), block)
+                self._add_words(block, pattern.split(block), ids, worth_learning)
         return ids
 
-    def _encode_parts(self, block: str) -> list[int]:
+    def _add_parts(self, block: str, ids: list[int]) -> None:
         parts = [block[start:end] for start, end in cut_points(block, self.cut_rule, CHUNK)]
-        return [i for part in self._bare.encode(parts, num_threads=1) for i in part]
+        for part in self._encode_all(parts):
+            ids += part
 
-    def _encode_words(self, words: list[str], block: str) -> list[int]:
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        # A call with a list starts a thread, which takes as long as some hundred single calls.
+        if len(texts) < FEW:
+            return [self._bare.encode(text) for text in texts]
+        together: list[list[int]] = self._bare.encode(texts, num_threads=1)
+        return together
+
+    def _add_words(
+        self, block: str, words: list[str], ids: list[int], worth_learning: bool
+    ) -> None:
         known = self._words
         new = {word for word in words if word not in known}
         if len(new) > MISSES_TO_STOP * len(words):
-            # Texts that repeat little (identifiers, other scripts) are faster in longer parts;
-            # look again after some blocks.
-            self._skip_blocks = BLOCKS_TO_SKIP if len(known) > BLOCK_WORDS else 0
-            if self._skip_blocks:
-                return self._encode_parts(block)
+            # Texts that repeat little (identifiers, invented words) are faster in longer parts;
+            # in a long text look again after some blocks.
+            if len(known) > ENOUGH_WORDS:
+                self._skip_blocks = BLOCKS_TO_SKIP if worth_learning else 0
+                worth_learning = False
+            if not worth_learning:
+                self._add_parts(block, ids)
+                return
         if len(known) > MAX_REMEMBERED:
             known.clear()
             new = set(words)
         order = list(new)
-        fresh = dict(zip(order, self._bare.encode(order, num_threads=1), strict=True))
+        fresh = dict(zip(order, self._encode_all(order), strict=True))
         known.update((word, ids) for word, ids in fresh.items() if len(word) <= LONGEST_WORD)
-        ids: list[int] = []
         for word in words:
             ids += known.get(word) or fresh[word]
-        return ids
 
 
 class _PieceStreamDecoder(StreamDecoder):
@@ -230,6 +248,11 @@ def can_be_cut(model: SentencePieceModel) -> bool:
     return True
 
 
+def _has_few_words(text: str) -> bool:
+    """Whether looking for words takes longer than it can save, as in Chinese."""
+    return (text.count(" ") + text.count("\n")) * CHARACTERS_OF_A_WORD < len(text)
+
+
 def _processor(data: bytes, where: str) -> "SentencePieceProcessor":
     from sentencepiece import SentencePieceProcessor
 
@@ -237,10 +260,6 @@ def _processor(data: bytes, where: str) -> "SentencePieceProcessor":
         return SentencePieceProcessor(model_proto=data)
     except (RuntimeError, OSError) as error:
         raise TokenizerError(f"sentencepiece refuses the model: {error}", where=where) from None
-
-
-def _ids(ids: list[int]) -> list[int]:
-    return ids
 
 
 def _utf8_length(first: int) -> int:
