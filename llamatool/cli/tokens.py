@@ -459,10 +459,8 @@ def _resolved(specs: Sequence[str]) -> "tuple[list[Tokenizer], list[str]]":
             estimated.append(name)
         else:
             found.append(tokenizer)
-    pocket = _pocket_folder() / "tokenizer.json"
-    if pocket.is_file():
-        found.append(_load(pocket))
-    return found, estimated
+    pocket = _pocket()
+    return [*found, *([pocket] if pocket else [])], estimated
 
 
 def _tokenizer(spec: str) -> "Tokenizer":
@@ -472,8 +470,8 @@ def _tokenizer(spec: str) -> "Tokenizer":
     path = Path(spec)
     if path.exists():
         return _load(path)
-    if spec == "pocket" and (_pocket_folder() / "tokenizer.json").is_file():
-        return _load(_pocket_folder())
+    if spec == "pocket" and (pocket := _pocket()) is not None:
+        return pocket
     if name := GENERATIONS.get(spec.lower().replace("-", "")):
         found = find(name, _places())
         if found is None:
@@ -520,6 +518,16 @@ def _places() -> "Places":
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folders = tuple(Path(part) for part in named.split(os.pathsep) if part)
     return Places(folders, cache if cache.is_dir() else None)
+
+
+def _pocket() -> "Tokenizer | None":
+    """The tokenizer of the embedded model."""
+    file = _pocket_folder() / "tokenizer.json"
+    if not file.is_file():
+        return None
+    tokenizer = _load(file)
+    tokenizer.identity = replace(tokenizer.identity, title="pocket")
+    return tokenizer
 
 
 def _pocket_folder() -> Path:

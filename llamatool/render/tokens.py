@@ -59,10 +59,10 @@ def headline(report: TextReport) -> str:
     if not exact:
         parts = [f"{_ABOUT} {r.num_tokens:,} with {r.tokenizer}" for r in report.results]
         return f"{report.name}: {', '.join(parts)} tokens (estimates, no tokenizer file found)"
-    last = exact[-1]
+    last = next((r for r in reversed(exact) if r.identity and r.identity.name), exact[-1])
     noun = "token" if last.num_tokens == 1 else "tokens"
     answer = f"{report.name}: {last.num_tokens:,} {noun} with {last.tokenizer}"
-    if len(exact) > 1:
+    if last is not exact[0]:
         answer += f" ({_change(report.ratio_to_first(last))} vs {exact[0].tokenizer})"
     parts = [answer]
     for result in exact:
@@ -270,15 +270,17 @@ def _corpus_headline(report: CorpusReport) -> str | None:
     if report.reference is None:
         return None
     reference = next(row.name for row in report.rows if row.code == report.reference)
+    known = [i for i, identity in enumerate(report.identities) if identity and identity.name]
+    columns = (known[-1], known[0]) if known else (len(report.identities) - 1, 0)
     worst = []
-    for column in (-1, 0):
+    for column in columns:
         value, name = max(
             (premium.value, row.name)
             for row in report.rows
             if (premium := row.cells[column].premium) is not None
         )
         worst.append(f"{name} needs {value:.1f} times the tokens of {reference}")
-    last, first = report.tokenizers[-1], report.tokenizers[0]
+    last, first = (report.tokenizers[column] for column in columns)
     answer = f"With {last}, {worst[0]}"
     return f"{answer}; with {first}, {worst[1]}" if last != first else answer
 
@@ -294,7 +296,7 @@ def _density(report: CorpusReport) -> Grid:
     heads = [head for name in report.tokenizers for head in (_brief(name), "chars/token")]
     title = "Tokens and characters per token"
     if any(any(row.worse) for row in report.rows):
-        title += f" ({_WORSE} more tokens than with the tokenizer before it)"
+        title += f" ({_WORSE} more than one column before, with a larger vocabulary)"
     return Grid(tuple(rows), ("text", "characters", *heads), "lr" + "r" * len(heads), title=title)
 
 

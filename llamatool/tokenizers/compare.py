@@ -326,7 +326,7 @@ class CorpusRow:
     num_characters: int
     num_bytes: int
     cells: tuple[CorpusCell, ...]
-    worse: tuple[bool, ...]  # needs more tokens than with the tokenizer one column before
+    worse: tuple[bool, ...]  # more tokens than one column before, with a larger vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +353,7 @@ class Column:
     count: Count  # tokens of a text
     count_lines: Callable[[Sequence[str]], list[int]]  # tokens of each line, adding up to the text
     exact: bool
+    vocab_size: int = 0
 
 
 def exact_column(tokenizer: Tokenizer) -> Column:
@@ -363,6 +364,7 @@ def exact_column(tokenizer: Tokenizer) -> Column:
         tokenizer.count,
         lambda lines: _line_counts(tokenizer, lines),
         exact=True,
+        vocab_size=tokenizer.vocab_size,
     )
 
 
@@ -395,7 +397,7 @@ def measure_corpus(
             _cell(text, column, base, lines, words)
             for column, lines in zip(columns, base_lines, strict=True)
         )
-        worse = (False, *(_is_worse(older, newer) for older, newer in pairwise(cells)))
+        worse = (False, *map(_is_worse, pairwise(columns), pairwise(cells)))
         rows.append(
             CorpusRow(text.code, text.name, len(text.text), len(text.text.encode()), cells, worse)
         )
@@ -433,8 +435,11 @@ def _cell(
     )
 
 
-def _is_worse(older: CorpusCell, newer: CorpusCell) -> bool:
-    return older.exact and newer.exact and newer.num_tokens > older.num_tokens
+def _is_worse(columns: tuple[Column, Column], cells: tuple[CorpusCell, CorpusCell]) -> bool:
+    """Whether the second needs more tokens, although its vocabulary is larger."""
+    exact = columns[0].exact and columns[1].exact
+    larger = columns[1].vocab_size >= columns[0].vocab_size
+    return exact and larger and cells[1].num_tokens > cells[0].num_tokens
 
 
 def bootstrap_ratio(numerators: Sequence[int], denominators: Sequence[int]) -> tuple[float, float]:

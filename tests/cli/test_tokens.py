@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from llamatool.cli import tokens as command
 from llamatool.tokenizers import load as loading
 from llamatool.tokenizers.modelproto import SentencePieceModel, build_model
 from tests.conftest import Finished
@@ -30,8 +31,19 @@ def llama3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Llama 3 and 4 of the package are found; nothing else is."""
     monkeypatch.setenv("LLAMATOOL_TOKENIZERS", "")
     monkeypatch.setattr(loading, "load", _loaded_once)
+    monkeypatch.setattr(command, "_pocket_folder", lambda: tmp_path / "pocket")
     monkeypatch.chdir(tmp_path)
     return meta_file("llama3")
+
+
+@pytest.fixture
+def small_json_file(tmp_path: Path, tiny: Path) -> Path:
+    """The tiny model as a tokenizer.json."""
+    from llamatool.tokenizers.export import export
+
+    path = tmp_path / "tiny.json"
+    path.write_bytes(export(loading.load(tiny), "json").files["tokenizer.json"])
+    return path
 
 
 @pytest.fixture
@@ -259,6 +271,19 @@ def test_a_generation_that_is_not_here_is_estimated_apart(run: Run) -> None:
     ]
     assert results[2]["error"] == 0.11
     assert "\u2248 Estimates" in run("tokens").stdout
+
+
+def test_the_pocket_model_is_counted_too(run: Run, tmp_path: Path, small_json_file: Path) -> None:
+    (tmp_path / "pocket").mkdir()
+    (tmp_path / "pocket" / "tokenizer.json").write_bytes(small_json_file.read_bytes())
+    done = run("tokens", "The river wakes.")
+    # Named, last, and not the one that the answer speaks of.
+    assert done.stdout.startswith('"The river wakes.": 4 tokens with Meta Llama 4')
+    assert "\npocket " in done.stdout
+    assert run("tokens", "a", "-t", "pocket", "--count").stdout == "1\n"
+    corpus = json.loads(run("tokens", "--json").stdout)["texts"][0]["results"]
+    assert [r["exact"] for r in corpus] == [True, True, True, False]
+    assert not corpus[2]["worse_than_previous"]  # a smaller vocabulary
 
 
 def test_a_folder_of_tokenizers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
