@@ -761,7 +761,7 @@ def run(
             verify=options.verify,
             resume=options.resume,
             num_threads=options.num_threads,
-            chunk_bytes=_chunk_bytes(options),
+            chunk_bytes=_chunk_bytes(conversion.plan, options),
             replaced=tuple(_earlier_files(destination)) if options.overwrite else (),
         ),
         progress=progress,
@@ -771,10 +771,12 @@ def run(
     )
 
 
-def _chunk_bytes(options: ConvertOptions) -> int:
-    # A worker holds about six buffers of a chunk at its peak.
+def _chunk_bytes(plan: TensorPlan, options: ConvertOptions) -> int:
+    """Bytes of one task: more for a large model, so that there are not too many tasks."""
+    # A worker holds up to four buffers of this size; half of the memory is left for the rest.
     share = options.max_memory_bytes // (8 * max(1, options.num_threads))
-    return max(1 << 16, min(CHUNK_BYTES, share))
+    wanted = min(4 * CHUNK_BYTES, max(CHUNK_BYTES, plan.num_bytes // 100_000))
+    return max(1 << 16, min(wanted, share))
 
 
 def _record(conversion: Conversion, options: ConvertOptions) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Plans and reports of `convert` and comparisons of `verify` as tables, sentences and JSON."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from llamatool.checkpoint.plan import Block as TensorBlock
@@ -167,30 +168,42 @@ def _count_shards(plan: TensorPlan) -> str:
     return _plural(len(files), "file")
 
 
+@dataclass(slots=True)
+class _Way:
+    """How one tensor of the output comes about."""
+
+    block: TensorBlock
+    sources: set[str]
+    read_from: set[str]
+    written_to: set[str]
+
+
 def _tensor_rows(plan: TensorPlan) -> list[tuple[str, str, str, str]]:
     """Name, type, sources and operation of every tensor that is written."""
-    rows: dict[str, tuple[set[str], set[str], TensorBlock]] = {}
+    ways: dict[str, _Way] = {}
     for block in plan.blocks:
         for write in block.writes:
-            sources, files, _ = rows.setdefault(write.stored.name, (set(), set(), block))
+            way = ways.setdefault(write.stored.name, _Way(block, set(), set(), set()))
+            way.written_to.add(write.stored.file)
             for read in block.reads:
-                sources.add(read.stored.name)
-                files.add(str(read.stored.file))
+                way.sources.add(read.stored.name)
+                way.read_from.add(str(read.stored.file))
     return [
-        (name, block.dtype.name, " + ".join(sorted(sources)) or "zeros", _how(block, len(files)))
-        for name, (sources, files, block) in rows.items()
+        (name, way.block.dtype.name, " + ".join(sorted(way.sources)) or "zeros", _how(way))
+        for name, way in ways.items()
     ]
 
 
-def _how(block: TensorBlock, num_files: int) -> str:
-    steps = []
-    if num_files > 1:
+def _how(way: _Way) -> str:
+    block, steps = way.block, []
+    if len(way.read_from) > 1:
         across = block.reads and block.reads[0].num_columns < block.num_columns
-        steps.append(
-            f"columns of {num_files} files joined" if across else f"{num_files} files joined"
+        steps.append(f"{'columns of ' if across else ''}{len(way.read_from)} files joined")
+    if len(way.written_to) > 1:
+        whole = len(block.writes) == len(way.written_to) and all(
+            write.num_columns == block.num_columns for write in block.writes
         )
-    if len({write.stored.file for write in block.writes}) > 1:
-        steps.append(f"shared out to {len(block.writes)} files")
+        steps.append(f"{'copied' if whole else 'shared out'} to {len(way.written_to)} files")
     if block.reorder is not None:
         steps.append(_WAYS[block.reorder[0]])
     if block.transposed:
