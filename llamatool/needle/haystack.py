@@ -51,7 +51,7 @@ class Encoder:
     def continuation(self, before: str, text: str) -> tuple[int, ...]:
         """The ids of `text` as it continues `before`.
 
-        Example: ` 482913` behind `is` is [220, 21984, 24847] in Llama 3.
+        Example: ` 482913` behind `is` is [220, 21984, 24331] in Llama 3.
         """
         head, whole = self.ids(before), self.ids(before + text)
         return whole[len(head) :] if whole[: len(head)] == head else self.ids(text)
@@ -196,6 +196,7 @@ class Filler:
         self._haystack = haystack
         self._source = haystack.units(seed)
         self._window: deque[Unit] = deque()
+        self._window_tokens = 0
         self._spare_source = haystack.fillers(seed + 0x5EED)
         self._spare: deque[Unit] = deque()
         self.num_foreign = 0  # generated sentences within documents
@@ -228,16 +229,19 @@ class Filler:
         return taken
 
     def _fill_window(self, size: int) -> None:
-        self._window.extend(islice(self._source, max(0, size - len(self._window))))
+        for unit in islice(self._source, max(0, size - len(self._window))):
+            self._window.append(unit)
+            self._window_tokens += len(unit.ids)
 
     def _next_in_order(self, left: int) -> Unit | None:
         """The next sentence, while the border is far enough for exact sums."""
         if not self._window:
             return None
-        mean = sum(len(unit.ids) for unit in self._window) / len(self._window)
+        mean = self._window_tokens / len(self._window)
         for place, unit in enumerate(self._window):
             if left - len(unit.ids) >= IN_ORDER * mean:
                 del self._window[place]
+                self._window_tokens -= len(unit.ids)
                 return unit
             if place > 8:
                 break
@@ -246,9 +250,9 @@ class Filler:
     def _sum(self, left: int) -> list[Unit] | None:
         places = subset_with_sum([len(unit.ids) for unit in self._window], left)
         if places is not None:
-            return _take(self._window, places)
+            return self._take_own(places)
         # The window is short only where the documents end.
-        if sum(len(unit.ids) for unit in self._window) + SLACK < left:
+        if self._window_tokens + SLACK < left:
             raise self._too_short(left)
         size = WINDOW
         while size <= MAX_WINDOW:
@@ -265,10 +269,15 @@ class Filler:
                 self.num_foreign += sum(place >= own for place in places)
                 chosen = [pool[place] for place in places]
                 _take(self._spare, [place - own for place in places if place >= own])
-                _take(self._window, [place for place in places if place < own])
+                self._take_own([place for place in places if place < own])
                 return chosen
             size *= 5
         return None
+
+    def _take_own(self, places: Iterable[int]) -> list[Unit]:
+        units = _take(self._window, places)
+        self._window_tokens -= sum(len(unit.ids) for unit in units)
+        return units
 
     def _too_short(self, left: int) -> InputError:
         return InputError(

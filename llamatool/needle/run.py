@@ -4,9 +4,11 @@ A question costs its own tail: the cache is marked, the tail is read, the answer
 written, and the cache is wound back. Logits exist for scored positions alone.
 """
 
+import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from llamatool.errors import InputError
@@ -27,6 +29,7 @@ Scoring = Literal["forced", "generate", "both"]
 PREFILL_CHUNK = 2048
 RANDOM_RIVALS = 8  # values that no needle has, for the rank
 MAX_RIVALS = 24  # values of other needles that are ranked
+TINY_HIDDEN = 256  # hidden_size up to which one thread is the fastest
 SMALL_BYTES = 2**30  # a model up to this size in fp32 runs in fp32 on a CPU
 
 
@@ -222,13 +225,32 @@ class Runner:
             # One digit more would make it another number.
             match = not self._bytes(int(rows[-1].argmax()))[:1].isdigit()
         logprob = _logprob(rows, gold)
-        rivals = {}
-        for value, ids in self._rivals(question).items():
-            rivals[value] = _logprob(self._rows(ids, first_V, cache), ids)
-            cache.rewind(mark)
+        rivals = self._rival_logprobs(question, rows, cache, mark)
         better = [value for value in rivals if rivals[value] > logprob]
         best = max(better, key=lambda value: rivals[value], default=question.needle.value)
         return Forced(logprob, match, 1 + len(better), best)
+
+    def _rival_logprobs(
+        self, question: Question, rows: Sequence["Tensor"], cache: "KVCache", mark: "CacheMark"
+    ) -> dict[str, float]:
+        """The log-probability of every rival: what it shares with the gold answer is known.
+
+        Args: rows: logits along the gold answer.
+        """
+        gold, rivals = question.needle.gold, self._rivals(question)
+        found = {}
+        for shared, values in _by_shared_start(gold, rivals):
+            if shared:
+                self._logits(gold[:shared], cache, 1)
+            fork = cache.mark()
+            for value in values:
+                ids, known = rivals[value], list(rows[: shared + 1])
+                for token in ids[shared:-1]:
+                    known.append(self._logits((token,), cache, 1)[0])
+                found[value] = _logprob(known, ids)
+                cache.rewind(fork)
+            cache.rewind(mark)
+        return found
 
     def _rivals(self, question: Question) -> dict[str, tuple[int, ...]]:
         """Other answers with as many tokens: of the text's other needles, and random ones."""
@@ -379,6 +401,23 @@ def load_decoder(
     return decoder
 
 
+@contextmanager
+def few_threads(subject: Subject) -> Iterator[None]:
+    """One thread for a model so small that several would only wait for each other.
+
+    The user's own choice, by OMP_NUM_THREADS, stands.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if subject.config.hidden_size <= TINY_HIDDEN and not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def matmul_flops_per_second(device: str = "auto") -> float:
     """FLOPs per second of a matrix product on the device, measured in a moment."""
     import torch
@@ -424,6 +463,19 @@ def _is_small(subject: Subject) -> bool:
     from llamatool.sizing.parameters import count_parameters
 
     return 4 * count_parameters(subject.config).total <= SMALL_BYTES
+
+
+def _by_shared_start(
+    gold: Sequence[int], rivals: Mapping[str, Sequence[int]]
+) -> list[tuple[int, list[str]]]:
+    """Rivals by the number of tokens with which they begin like the gold answer."""
+    groups: dict[int, list[str]] = {}
+    for value, ids in rivals.items():
+        shared = 0
+        while shared < len(ids) - 1 and ids[shared] == gold[shared]:
+            shared += 1
+        groups.setdefault(shared, []).append(value)
+    return sorted(groups.items())
 
 
 def _logprob(rows: "Sequence[Tensor]", ids: Sequence[int]) -> float:

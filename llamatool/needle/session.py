@@ -33,6 +33,7 @@ from llamatool.needle.run import (
     Outcome,
     Runner,
     Scoring,
+    few_threads,
     load_decoder,
     matmul_flops_per_second,
 )
@@ -114,7 +115,10 @@ class Test:
     def plan(self, *, with_speed: bool = True) -> Plan:
         """Tokens, FLOPs and memory; with torch also the time, from a moment's measurement."""
         subject = self.subject
-        speed = matmul_flops_per_second(self.options.device) if with_speed else None
+        speed = None
+        if with_speed:
+            with few_threads(subject):
+                speed = matmul_flops_per_second(self.options.device)
         return plan(
             self.experiment,
             self.outlines,
@@ -168,8 +172,9 @@ class Test:
         missing = [o for o in self.outlines if not all(store.has(cell) for cell in o.cells)]
         runner, errors = None, []
         if missing:
-            runner = self._runner()
-            errors = self._run_jobs(runner, missing, store, on_trial, tick)
+            with few_threads(self.subject):
+                runner = self._runner()
+                errors = self._run_jobs(runner, missing, store, on_trial, tick)
         report = self._report(store, runner, time.perf_counter() - started, errors)
         if options.out is not None:
             write_summary(options.out, report)

@@ -5,7 +5,8 @@ three digits; then BOS and EOS. `make` is seeded and gives the same bytes every 
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import islice, pairwise
 
 import regex
@@ -15,6 +16,7 @@ from llamatool.needle.grammar import LANGUAGES, WORDINGS, KeySource, Language, s
 from llamatool.tokenizers.tiktoken import LLAMA3_PATTERN, ranks_file
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
+Pair = tuple[bytes, bytes]
 MAX_MERGES = 1400
 MIN_COUNT = 12  # a pair that occurs more rarely is not merged
 NUM_SENTENCES = {"en": 6_000, "zh": 2_500}
@@ -33,22 +35,9 @@ def make(seed: int = 0) -> dict[bytes, int]:
         for piece in regex.findall(LLAMA3_PATTERN, text)
         if not piece[0].isdigit()
     )
-    words = {piece: [bytes([b]) for b in piece] for piece in pieces}
     ranks = {bytes([b]): b for b in range(256)}
-    for _ in range(MAX_MERGES):
-        pairs: Counter[tuple[bytes, bytes]] = Counter()
-        for piece, count in pieces.items():
-            tokens = words[piece]
-            for pair in pairwise(tokens):
-                pairs[pair] += count
-        if not pairs:
-            break
-        best, count = max(pairs.items(), key=lambda item: (item[1], item[0]))
-        if count < MIN_COUNT:
-            break
-        ranks[best[0] + best[1]] = len(ranks)
-        for piece, tokens in words.items():
-            words[piece] = _merged(tokens, best)
+    for left, right in _merges(pieces):
+        ranks[left + right] = len(ranks)
     for width in (2, 3):
         for number in range(10**width):
             ranks.setdefault(f"{number:0{width}}".encode(), len(ranks))
@@ -93,6 +82,31 @@ def _texts(seed: int) -> list[str]:
                     space + key,
                 ]
     return texts
+
+
+def _merges(pieces: Counter[bytes]) -> Iterator[Pair]:
+    """The most frequent pair of neighbours, again and again; each becomes one token."""
+    words = {piece: [bytes([b]) for b in piece] for piece in pieces}
+    counts: Counter[Pair] = Counter()
+    places: dict[Pair, set[bytes]] = defaultdict(set)
+
+    def count(piece: bytes, sign: int) -> None:
+        for pair in pairwise(words[piece]):
+            counts[pair] += sign * pieces[piece]
+            if sign > 0:
+                places[pair].add(piece)
+
+    for piece in pieces:
+        count(piece, 1)
+    for _ in range(MAX_MERGES):
+        best = max(counts, key=lambda pair: (counts[pair], pair))
+        if counts[best] < MIN_COUNT:
+            return
+        yield best
+        for piece in places.pop(best):
+            count(piece, -1)
+            words[piece] = _merged(words[piece], best)
+            count(piece, 1)
 
 
 def _merged(tokens: list[bytes], pair: tuple[bytes, bytes]) -> list[bytes]:
