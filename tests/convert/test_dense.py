@@ -356,6 +356,22 @@ def test_pytorch_bin_files(tmp_path: Path) -> None:
     assert "inv_freq" in report.conversion.lost[0]
 
 
+def test_params_without_kv_heads_and_vocabulary(tmp_path: Path) -> None:
+    """Llama 1 has no `n_kv_heads`, Code Llama no `vocab_size`, and theta may be a million."""
+    meta, expected = meta_folder(
+        tmp_path, num_shards=2, axis=1, num_key_value_heads=HEADS, params={"rope_theta": 1e6}
+    )
+    params = json.loads((meta / "params.json").read_text())
+    del params["n_kv_heads"], params["vocab_size"]
+    (meta / "params.json").write_text(json.dumps(params))
+    convert(meta, tmp_path / "out")
+    found = tensors(tmp_path / "out")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["num_key_value_heads"], config["vocab_size"]) == (HEADS, 512)
+    assert (config["rope_theta"], config["max_position_embeddings"]) == (1e6, 16384)
+
+
 def test_shapes_win_over_the_formula(tmp_path: Path) -> None:
     meta, expected = meta_folder(tmp_path, num_shards=2, axis=0, params={"ffn_dim_multiplier": 1.0})
     report = convert(meta, tmp_path / "out")

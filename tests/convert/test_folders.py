@@ -38,7 +38,7 @@ def converted(source: Path, destination: Path, **options: Any) -> ConversionRepo
     return report
 
 
-def meta_llama3(folder: Path, name: str, **params: Any) -> Path:
+def meta_llama3(folder: Path, name: str, rows: int = 128256, **params: Any) -> Path:
     """A narrow model with the whole vocabulary of Llama 3, in Meta's layout."""
     torch.set_num_threads(1)
     save_llama(
@@ -48,7 +48,7 @@ def meta_llama3(folder: Path, name: str, **params: Any) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         num_hidden_layers=1,
-        vocab_size=128256,
+        vocab_size=rows,
         rope_theta=500000.0,
     )
     made = oracle.dense(
@@ -60,7 +60,7 @@ def meta_llama3(folder: Path, name: str, **params: Any) -> Path:
         embedding_axis=0,
     )
     values = {"dim": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "multiple_of": 64}
-    values |= {"vocab_size": 128256, "norm_eps": 1e-5, "rope_theta": 500000.0}
+    values |= {"vocab_size": rows, "norm_eps": 1e-5, "rope_theta": 500000.0}
     target = made.save(folder / name, values | params)
     (target / "tokenizer.model").write_bytes(tokenizer_of("llama3").read_bytes())
     (target / "LICENSE").write_text("a licence")
@@ -103,6 +103,17 @@ def test_the_way_back_restores_the_tokenizer(tmp_path: Path) -> None:
     original = (source / "tokenizer.model").read_bytes()
     assert (tmp_path / "back" / "tokenizer.model").read_bytes() == original
     assert (tmp_path / "back" / "LICENSE").exists()
+
+
+def test_more_rows_than_tokens_and_a_tokenizer_one_folder_up(tmp_path: Path) -> None:
+    """All rows are kept, and `vocab_size` is their number, not the tokenizer's."""
+    source = meta_llama3(tmp_path, "tiny", rows=128264)
+    (source / "tokenizer.model").rename(tmp_path / "tokenizer.model")
+    report = converted(source, tmp_path / "hf")
+    assert "rows-without-token" in [note.code for note in report.conversion.notes]
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["vocab_size"] == 128264
+    assert tensors(tmp_path / "hf")["lm_head.weight"].shape == (128264, 16)
 
 
 def test_a_tokenizer_is_not_forgotten_in_silence(tmp_path: Path) -> None:

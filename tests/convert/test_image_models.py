@@ -23,7 +23,7 @@ from .models import convert, load_strictly, rewrite, save_llama4, save_mllama, s
 def _small_tower(monkeypatch: pytest.MonkeyPatch) -> None:
     """params.json gives only the tile size; the tests' tower is narrower than Meta's constant."""
 
-    def small(params: Reader) -> VisionConfig:
+    def small(params: Reader, vocab_size: int) -> VisionConfig:
         return VisionConfig(
             kind="mllama",
             hidden_size=32,
@@ -36,6 +36,7 @@ def _small_tower(monkeypatch: pytest.MonkeyPatch) -> None:
             output_size=96,
             norm_eps=1e-5,
             max_num_tiles=4,
+            image_token_id=vocab_size,
             num_global_layers=2,
             intermediate_layers_indices=(0, 1),
             supported_aspect_ratios=meta.ASPECT_RATIOS,
