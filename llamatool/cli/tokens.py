@@ -28,7 +28,6 @@ Specials = list[str] | Literal["all"]
 
 _DEFAULT = "llama3"  # of --count, whose answer is one number
 _WORTH_A_BAR = 4 * 2**20  # bytes of a file
-_LONG_RUN = 100_000  # characters without a place to cut, which the tokenizers library takes badly
 _SPEC_HELP = (
     "tokenizer.model, tokenizer.json, .gguf, a model's folder, a hub id, or llama2, llama3, "
     "llama4, pocket."
@@ -185,7 +184,7 @@ def _print_count(
     total = 0
     for name in texts:
         with _open(name, briefly=True) as (pieces, facts):
-            pieces = _watched(_composed(pieces, nfc), [tokenizer])
+            pieces = _composed(pieces, nfc)
             if specials:
                 total += len(tokenizer.encode("".join(pieces), specials=specials))
             else:
@@ -256,7 +255,7 @@ def _texts(
         with _open(name) as (pieces, facts):
             report = measure(
                 _short(name),
-                _watched(_composed(pieces, nfc), loaded),
+                _composed(pieces, nfc),
                 loaded,
                 facts,
                 estimators=[Estimator(kind) for kind in estimated],
@@ -652,27 +651,6 @@ def _composed(pieces: Iterator[str], nfc: bool) -> Iterator[str]:
     from llamatool.tokenizers.texts import composed
 
     return composed(pieces)
-
-
-def _watched(pieces: Iterator[str], loaded: "Sequence[Tokenizer]") -> Iterator[str]:
-    """The pieces; says once on stderr if one of them will be slow with the tokenizers library."""
-    slow = [t for t in loaded if t.identity.engine == "tokenizers"]
-    if not slow:
-        return pieces
-    return _warning(pieces, slow[0].identity.label)
-
-
-def _warning(pieces: Iterator[str], label: str) -> Iterator[str]:
-    run = re.compile(rf"\S{{{_LONG_RUN}}}|\s{{{_LONG_RUN}}}")
-    said = False
-    for piece in pieces:
-        if not said and len(piece) >= _LONG_RUN and run.search(piece):
-            said = True
-            sys.stderr.write(
-                f"warning: {one_line(label)}: more than {_LONG_RUN:,} characters without a place "
-                "to cut; the tokenizers library needs long for them\n"
-            )
-        yield piece
 
 
 def _specials(text: str) -> Specials:

@@ -1,7 +1,7 @@
 """The one interface of every tokenizer, whatever file it was read from.
 
 A tokenizer turns ordinary text into ids and ids back into text. Ordinary means: no string in the
-text becomes a control token, so `<|eot_id|>` in a user's file is seven plain tokens (Llama 3) and
+text becomes a control token, so `<|eot_id|>` in a user's file is six plain tokens (Llama 3) and
 never id 128009. Whoever wants control tokens asks for them by id (`special_ids`) or by naming them
 in `encode(..., specials=...)`.
 

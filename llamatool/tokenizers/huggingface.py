@@ -1,8 +1,8 @@
 """`tokenizer.json` of a Hugging Face folder, encoded by the tokenizers library.
 
 A Llama 3 or 4 file whose ids are proven to be those of tiktoken is given to tiktoken, which is
-several times faster and does not slow down on long runs. The proof is by content (`as_tiktoken`):
-model, expression, ids and the complete merge list. Everything else (Digits pre-tokenizers, NFC
+several times faster. The proof is by content (`as_tiktoken`): model, expression, ids and the
+complete merge list. Everything else (Digits pre-tokenizers, NFC
 normalisers, added tokens that are not special) stays with tokenizers.
 
 Special added tokens are not looked for in ordinary text (`encode_special_tokens`). Added tokens

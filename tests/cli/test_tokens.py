@@ -17,7 +17,8 @@ from llamatool.cli import tokens as command
 from llamatool.tokenizers import load as loading
 from llamatool.tokenizers.modelproto import SentencePieceModel, build_model
 from tests.conftest import Finished
-from tests.tokenizers.conftest import fetched, meta_file
+from tests.test_docs import described, key_paths
+from tests.tokenizers.conftest import ROOT, fetched, meta_file
 
 Run = Callable[..., Finished]
 
@@ -390,6 +391,22 @@ def test_an_argument_that_is_no_text(run: Run) -> None:
     done = run("tokens", "a\udcffb", "--count")
     assert (done.exit_code, done.stdout) == (0, "3\n")
     assert "1 lone surrogate" in done.stderr
+
+
+def test_the_json_page_names_every_key(run: Run, tmp_path: Path, tiny: Path) -> None:
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    (tmp_path / "v.txt").write_text("Vie\u0323\u0302t " * 9)
+    model = ("--config", "llama-2-7b")
+    runs = {
+        "tokens": ("v.txt", "-t", "llama3", *model),
+        "tokens, without texts": ("--lang", "de"),
+        "tokens verify": ("verify", "llama3", str(tiny)),
+        "tokens convert": ("convert", str(tiny), "out", "--to", "json"),
+    }
+    for section, words in runs.items():
+        found = key_paths(json.loads(run("tokens", *words, "--json").stdout))
+        found = {path for path in found if not path.startswith("files.")}
+        assert found == described(page, section), section
 
 
 def test_nothing_heavy_is_loaded_to_count(tmp_path: Path) -> None:
