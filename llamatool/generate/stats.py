@@ -60,7 +60,7 @@ def weight_bytes_per_token(decoder: "Decoder") -> int:
 
     All but the input table, of which one row is read, unless it also makes the logits; of the
     routed experts only those that a token goes to.
-    Example: Llama 3.1 8B in bfloat16 -> 15009857536 of its 16060522496 bytes.
+    Example: Llama 3.1 8B in bfloat16 -> 15009849344 of its 16060522496 bytes.
     """
     shares = {
         f"layers.{spec.index}.mlp.experts.": spec.moe.num_experts_per_tok / spec.moe.num_experts

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llamatool.errors import UnsupportedError
 from llamatool.model.attention import Attention, attend, scale_by_position
 from llamatool.model.cache import KVCache, LayerCache
 from llamatool.model.decoder import Block, Decoder
@@ -42,7 +43,8 @@ def speed_up(model: Decoder, *, pack: bool = True) -> None:
     parallelism). Calling it twice changes nothing.
     """
     for block in model.layers.values():
-        assert isinstance(block, Block)
+        if not isinstance(block, Block):  # cross-attention to images
+            continue
         attention, mlp = block.self_attn, block.mlp
         if isinstance(attention, Attention):
             parts = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -189,16 +191,21 @@ class FusedSwiGLU(nn.Module):
 class DecodeStep:
     """Reads one token of each row, in a model that `speed_up` has been through.
 
-    Calls functions, not modules, and rotates with tables made once for all layers. A model with
-    parts that it does not know goes through its own forward.
+    Calls functions, not modules, and rotates with tables made once for all layers. Parts that it
+    does not know go through their own forward.
     """
 
     def __init__(self, model: Decoder) -> None:
+        """A step for `model`.
+
+        Raises: UnsupportedError for a model with cross-attention to images.
+        """
         self.model = model
-        self.layers = [
-            (int(index), *_layer_functions(block))  # type: ignore[arg-type]
-            for index, block in model.layers.items()
-        ]
+        self.layers = []
+        for index, block in model.layers.items():
+            if not isinstance(block, Block):
+                raise UnsupportedError("images are read through the decoder itself")
+            self.layers.append((int(index), *_layer_functions(block)))
 
     @torch.inference_mode()
     def __call__(self, token_B: Tensor, cache: KVCache) -> Tensor:
