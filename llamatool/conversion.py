@@ -8,7 +8,7 @@ tokenizers.
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from llamatool.checkpoint.convert import CHUNK_BYTES
 from llamatool.checkpoint.folder import RECORD, Progress, VerifyMode, Written
 from llamatool.checkpoint.layout import Checkpoint, Resolved, resolve
 from llamatool.checkpoint.plan import TensorPlan
+from llamatool.checkpoint.tensors import TensorInfo
 from llamatool.config.catalog import CatalogEntry
 from llamatool.config.generation import Identity
 from llamatool.config.model import ModelConfig, Note
@@ -26,6 +27,7 @@ from llamatool.errors import CheckpointError, InputError, UnsupportedError, Usag
 from llamatool.source import LoadedSource
 
 if TYPE_CHECKING:
+    from llamatool.checkpoint.rawio import Sources
     from llamatool.checkpoint.verify import Comparison
     from llamatool.tokenizers.base import Tokenizer
     from llamatool.tokenizers.export import TokenizerFiles
@@ -311,36 +313,56 @@ def _merged_heads(checkpoint: Checkpoint, options: ConvertOptions, notes: list[N
 
     Meta's 405B for 16 GPUs stores each of its 8 heads twice and says `n_kv_heads` 16.
     """
-    config, num_shards = checkpoint.config, checkpoint.num_shards
-    heads = config.num_key_value_heads
-    applies = checkpoint.layout == "meta" and heads == num_shards and heads % 2 == 0
+    config, heads = checkpoint.config, checkpoint.config.num_key_value_heads
+    applies = checkpoint.layout == "meta" and heads == checkpoint.num_shards
     if options.keep_replicated_kv or not applies or config.model_type.startswith("llama4"):
         return checkpoint
-    from llamatool.checkpoint.rawio import Sources
-    from llamatool.checkpoint.verify import same_values
-
-    layers = config.num_hidden_layers - len(config.cross_attention_layers)
-    names = [
-        f"layers.{layer}.attention.{matrix}.weight"
-        for layer in range(layers)
-        for matrix in ("wk", "wv")
-    ]
-    with Sources() as sources:
-        for name in names:
-            found = [table.tensors.get(name) for table in checkpoint.tables]
-            for first, second in zip(found[::2], found[1::2], strict=True):
-                if first is None or second is None or first.shape != second.shape:
-                    return checkpoint
-                if not same_values(sources, first, second):
-                    return checkpoint
+    repeat = _repeated_heads(checkpoint)
+    if repeat == 1:
+        return checkpoint
     notes.append(
         Note(
             "kv-heads-merged",
-            f"the {heads} key/value heads are {heads // 2}, each stored twice; they are merged"
-            " (--keep-replicated-kv keeps them)",
+            f"the {heads} key/value heads are {heads // repeat}, each stored {repeat} times; they"
+            " are merged (--keep-replicated-kv keeps them)",
         )
     )
-    return replace(checkpoint, config=replace(config, num_key_value_heads=heads // 2))
+    return replace(checkpoint, config=replace(config, num_key_value_heads=heads // repeat))
+
+
+def _repeated_heads(checkpoint: Checkpoint) -> int:
+    """How many ranks in a row hold the same key/value head, in every layer."""
+    from llamatool.checkpoint.rawio import Sources
+
+    heads, config = checkpoint.num_shards, checkpoint.config
+    candidates = [n for n in range(heads, 1, -1) if heads % n == 0]
+    num_layers = config.num_hidden_layers - len(config.cross_attention_layers)
+    prefix = "text_model." if config.vision is not None else ""
+    with Sources() as sources:
+        for layer in range(num_layers):
+            for matrix in ("wk", "wv"):
+                name = f"{prefix}layers.{layer}.attention.{matrix}.weight"
+                stored = [table.tensors.get(name) for table in checkpoint.tables]
+                while candidates and not _alike(stored, candidates[0], sources):
+                    candidates.pop(0)
+                if not candidates:
+                    return 1
+    return candidates[0] if candidates else 1
+
+
+def _alike(stored: Sequence[TensorInfo | None], repeat: int, sources: "Sources") -> bool:
+    """Whether each `repeat` ranks in a row hold the same tensor."""
+    from llamatool.checkpoint.verify import same_values
+
+    for rank in range(1, len(stored)):
+        one, other = stored[rank - 1], stored[rank]
+        if rank % repeat == 0:
+            continue
+        if one is None or other is None or one.shape != other.shape:
+            return False
+        if not same_values(sources, one, other):
+            return False
+    return True
 
 
 def _tied_as_stored(resolved: Resolved, notes: list[Note]) -> Resolved:

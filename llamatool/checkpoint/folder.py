@@ -88,6 +88,7 @@ def write_folder(
         else:
             written = _write_tensors(plan, tasks, log, state, options, progress)
             if written.problem is not None:
+                _discard(log, plan)
                 return written
             written = replace(written, files=written.files + _small(log.folder, small_files))
             content = {**record, "files": [_file_json(file) for file in written.files]}
@@ -164,6 +165,13 @@ def _write_tensors(
         outcome.num_bytes_written,
         outcome.casts if first == 0 else None,
     )
+
+
+def _discard(log: journal.Journal, plan: TensorPlan) -> None:
+    """Takes away what proved to be wrong, so that nobody goes on with it."""
+    for layout in plan.files:
+        (log.folder / layout.name).unlink(missing_ok=True)
+    log.remove()
 
 
 def _present(plan: TensorPlan, folder: Path) -> int:

@@ -82,6 +82,9 @@ def locate(source: str, *, stdin: BinaryIO | None = None) -> Source:
         return _name(source, path)
     if stat.S_ISDIR(mode):
         return _folder(source, path)
+    if stat.S_ISFIFO(mode) and _is_own_pipe(path):
+        with path.open("rb") as stream:
+            return _standard_input(stream, source)
     return _file(source, path)
 
 
@@ -129,19 +132,28 @@ def classify_config(values: Mapping[str, Any], *, where: str) -> ConfigFormat:
     raise InputError(f"{EXPECTED}, found {what}", where=where, hint=hint)
 
 
-def _standard_input(stdin: BinaryIO | None) -> Source:
+def _is_own_pipe(path: Path) -> bool:
+    """Whether a pipe is one that the shell made for us: `<(command)` or /dev/stdin.
+
+    Any other may have nobody at its other end, and would be waited for without end.
+    """
+    return path.is_absolute() and path.parts[1] in ("dev", "proc")
+
+
+def _standard_input(stdin: BinaryIO | None, source: str = "-") -> Source:
     if stdin is None:
         raise UsageError("`-` reads a configuration from standard input, which is closed")
+    where = "standard input" if source == "-" else source
     data = stdin.read(files.MAX_JSON_BYTES + 1)
-    values = files.parse_json(data, where="standard input", what="a config.json or params.json")
+    values = files.parse_json(data, where=where, what="a config.json or params.json")
     if isinstance(values.get("weight_map"), dict):
         raise InputError(
-            "a shard index on standard input: its shards cannot be found from there",
-            where="standard input",
+            "a shard index in a pipe: its shards cannot be found from there",
+            where=where,
             hint="give the path of the index",
         )
-    config_format = classify_config(values, where="standard input")
-    return Source("-", "stdin", None, values, config_format)
+    config_format = classify_config(values, where=where)
+    return Source(source, "stdin", None, values, config_format)
 
 
 def _mode(path: Path) -> int | None:
@@ -161,6 +173,11 @@ def _mode(path: Path) -> int | None:
 
 
 def _name(source: str, path: Path) -> Source:
+    if "://" in source:
+        raise UsageError(
+            f"`{source[:200]}` is an address, not a model of the hub",
+            hint="write org/name, or pipe it: curl -sL ADDRESS | llamatool inspect -",
+        )
     looks_like_path = (
         source.startswith((".", "/", "~")) or path.is_absolute() or source.endswith(_SUFFIXES)
     )
@@ -256,7 +273,7 @@ def _file(source: str, path: Path) -> Source:
     if _is_safetensors(start):
         return _with_config(source, "safetensors", path)
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] == b"{":
+    if text[:1] in (b"{", b"["):
         return _json(source, path)
     raise _not_understood(start, text, path)
 

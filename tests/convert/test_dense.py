@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from llamatool import conversion
 from llamatool.errors import LlamatoolError
@@ -419,6 +421,64 @@ def test_what_metas_layout_cannot_hold(
     with pytest.raises(LlamatoolError, match=expected):
         convert(tmp_path / "hf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_shape_over_any_number_of_files(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Meta to Hugging Face to Meta with other files and back: the same bits, always proven."""
+    first, second = (data.draw(st.sampled_from([1, 2, 4, 8])) for _ in range(2))
+    kv_heads = data.draw(st.sampled_from([1, 2, 4, 8]))
+    heads = max(8, kv_heads * data.draw(st.sampled_from([1, 2, 3])))
+    heads = -(-heads // 8) * 8
+    dim = heads * data.draw(st.sampled_from([2, 4, 8, 10]))
+    width, vocab = (8 * data.draw(st.integers(1, 9)) for _ in range(2))
+    axis = data.draw(st.sampled_from([0, 1]))
+    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    kv_size = kv_heads * (dim // heads)
+    hf = {"model.embed_tokens.weight": random(vocab, dim), "model.norm.weight": random(dim)}
+    hf["lm_head.weight"] = random(vocab, dim)
+    for i in range(LAYERS):
+        p = f"model.layers.{i}."
+        for name, shape in (
+            ("self_attn.q_proj", (dim, dim)),
+            ("self_attn.k_proj", (kv_size, dim)),
+            ("self_attn.v_proj", (kv_size, dim)),
+            ("self_attn.o_proj", (dim, dim)),
+            ("mlp.gate_proj", (width, dim)),
+            ("mlp.up_proj", (width, dim)),
+            ("mlp.down_proj", (dim, width)),
+            ("input_layernorm", (dim,)),
+            ("post_attention_layernorm", (dim,)),
+        ):
+            hf[f"{p}{name}.weight"] = random(*shape)
+    shared = {"layers": LAYERS, "heads": heads, "kv_heads": kv_heads, "embedding_axis": axis}
+    made = oracle.dense(hf, num_shards=min(first, kv_heads), **shared)
+    params = {"dim": dim, "n_layers": LAYERS, "n_heads": heads, "n_kv_heads": kv_heads}
+    params |= {"hidden_dim": width, "vocab_size": -1, "norm_eps": 1e-5}
+    params |= {"rope_theta": 500000.0} if axis == 0 else {}
+    folder = tmp_path_factory.mktemp("any")
+    made.save(folder / "meta", params)
+    small = {"max_memory_bytes": 1 << 20}  # many tasks for each tensor
+    convert(folder / "meta", folder / "hf", **small)
+    found = tensors(folder / "hf")
+    assert found.keys() == hf.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in hf.items())
+    convert(folder / "hf", folder / "other", num_shards=second, verify="full", **small)
+    if second <= kv_heads:
+        expected = oracle.dense(hf, num_shards=second, **shared).files
+        for one, other in zip(expected, shards(folder / "other"), strict=True):
+            assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    convert(folder / "other", folder / "back", **small)
+    found = tensors(folder / "back")
+    assert all(torch.equal(found[name], tensor) for name, tensor in hf.items())
 
 
 def test_plan_names_every_tensor_once(tmp_path: Path) -> None:
