@@ -1,6 +1,9 @@
 """The published models with their main figures, for `models`."""
 
-from llamatool.config.catalog import CatalogEntry, entries, suggest
+import re
+from collections.abc import Sequence
+
+from llamatool.config.catalog import CatalogEntry, entries, suggest, word_pattern
 from llamatool.config.layers import plan_layers
 from llamatool.errors import InputError
 from llamatool.records import record
@@ -18,24 +21,26 @@ class ListedModel:
     context: int | None  # tokens
 
 
-def list_models(pattern: str | None = None) -> tuple[ListedModel, ...]:
-    """The models whose id, name or hub id contains `pattern`, all without one.
+def list_models(words: Sequence[str] = ()) -> tuple[ListedModel, ...]:
+    """The models whose id, name or hub id has each of `words`, all without any.
 
+    A word is found where a word of the name begins: `llama-1` lists Llama 1 and not Code Llama 13B.
     Raises: InputError if there is none, with near names.
     """
-    words = (pattern or "").lower().split()
+    patterns = [word_pattern(word) for text in words for word in text.lower().split()]
     found = tuple(
         _listed(entry)
         for entry in entries()
         if all(
-            any(word in text.lower() for text in (entry.id, entry.name, entry.hub_id))
-            for word in words
+            any(re.search(pattern, text.lower()) for text in (entry.id, entry.name, entry.hub_id))
+            for pattern in patterns
         )
     )
     if not found:
-        near = suggest(pattern or "")
+        wanted = " ".join(words)
+        near = suggest(wanted)
         raise InputError(
-            f"no published model's name contains `{pattern}`",
+            f"no published model's name contains `{wanted}`",
             hint=f"near names: {', '.join(near)}" if near else "`llamatool models` lists all",
         )
     return found

@@ -33,9 +33,9 @@ def parse_object(text: str | bytes, *, where: str, what: str = "JSON") -> dict[s
         raise InputError(f"{what}: {error}", where=where) from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"expected {what}, {_looks_like(text)}",
+            f"expected {what}, {_looks_like(text, error)}",
             where=f"{where}, line {error.lineno}, column {error.colno}",
-            hint=_hint(text),
+            hint=_hint(text, error),
         ) from None
     except RecursionError:
         raise InputError(f"{what} nests too deeply", where=where) from None
@@ -86,7 +86,11 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _looks_like(text: str) -> str:
+def _ends_early(text: str, error: json.JSONDecodeError) -> bool:
+    return error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+
+
+def _looks_like(text: str, error: json.JSONDecodeError) -> str:
     start = text.lstrip()[:200]
     if not start:
         return "found an empty file"
@@ -94,15 +98,19 @@ def _looks_like(text: str) -> str:
         return "found a git-lfs pointer"
     if start[:1] == "<":
         return "found HTML or XML"
-    return "found invalid JSON"
+    if _ends_early(text, error):
+        return "found JSON that ends early"
+    return f"found invalid JSON ({error.msg[:1].lower()}{error.msg[1:]})"
 
 
-def _hint(text: str) -> str | None:
+def _hint(text: str, error: json.JSONDecodeError) -> str | None:
     start = text.lstrip()[:200]
     if start.startswith("version https://git-lfs"):
         return "fetch the real file with `git lfs pull`"
     if start[:1] == "<":
         return "the download saved a web page, perhaps a login page; download the raw file"
+    if text.strip() and _ends_early(text, error):
+        return "the download or copy may be incomplete; fetch it again"
     return None
 
 

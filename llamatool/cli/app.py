@@ -1,9 +1,11 @@
 """The `llamatool` command: its table of commands, and how errors become exit codes."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -72,7 +74,7 @@ def main() -> None:
     """Runs the command line and exits with the code that errors.py assigns."""
     _tolerant_output()
     try:
-        app()
+        _run()
     except LlamatoolError as error:
         if os.environ.get("LLAMATOOL_DEBUG"):
             raise
@@ -82,27 +84,60 @@ def main() -> None:
         _say("interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader of a pipe went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
+    except OSError as error:
+        if os.environ.get("LLAMATOOL_DEBUG"):
+            raise
+        if not _output_failed(error):
+            _bug(error)
+        _discard_output()
+        _say(f"error: the output cannot be written: {error.strerror}")
+        sys.exit(4)
     except MemoryError:
         _say("error: out of memory")
         sys.exit(4)
     except Exception as error:  # a bug of ours must not look like the answer "no"
         if os.environ.get("LLAMATOOL_DEBUG"):
             raise
-        _say(
-            f"error: a bug in llamatool: {type(error).__name__}: {error}\n"
-            "hint: run again with LLAMATOOL_DEBUG=1 and report the traceback"
-        )
-        sys.exit(70)
+        _bug(error)
+
+
+def _run() -> None:
+    try:
+        app()
+    finally:
+        sys.stdout.flush()  # so that a full disk is found while it can still be told
+
+
+def _bug(error: Exception) -> NoReturn:
+    _say(
+        f"error: a bug in llamatool: {type(error).__name__}: {error}\n"
+        "hint: run again with LLAMATOOL_DEBUG=1 and report the traceback"
+    )
+    sys.exit(70)
+
+
+def _output_failed(error: OSError) -> bool:
+    """Whether it was standard output that failed, and not a file that a command opened."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+
+
+def _discard_output() -> None:
+    """Lets what is left in the buffer go nowhere, so that the exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(message + "\n")
+    with suppress(OSError):  # nobody may be listening
+        sys.stderr.write(message + "\n")
 
 
 def _tolerant_output() -> None:
-    """A locale that cannot show a character gets an escape instead of a traceback."""
+    """Closed streams lead nowhere; a locale that lacks a character gets an escape of it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and stream.encoding.lower() not in ("utf-8", "utf8"):

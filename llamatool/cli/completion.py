@@ -22,7 +22,9 @@ _FILES = {Shell.bash: "llamatool.bash", Shell.zsh: "_llamatool", Shell.fish: "ll
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.", show_default=False)],
+    shell: Annotated[
+        Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)
+    ],
 ) -> None:
     """Print the completion file of a shell; none of your own files is touched.
 

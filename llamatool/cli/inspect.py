@@ -1,8 +1,6 @@
 """`llamatool inspect`: identity, exact parameters, RoPE, licence and traps of a checkpoint."""
 
-import sys
-
-from llamatool.cli.options import JsonOption, SourcesArgument, TokensOption
+from llamatool.cli.options import JsonOption, SourcesArgument, TokensOption, standard_input
 from llamatool.cli.progress import progress
 
 
@@ -26,13 +24,18 @@ def inspect(
 
       llamatool inspect llama-3.1-8b --json
     """
+    from llamatool.errors import UsageError
     from llamatool.inspection import inspect_source
     from llamatool.source import load_source
 
+    if sources.count("-") > 1:
+        raise UsageError("`-` can be given only once: standard input holds one configuration")
+    if tokens == 0:
+        raise UsageError("`--tokens` is 0", hint="give the length of the document in tokens")
     found = []
     with progress("Reading headers", unit="files") as update:
         for source in sources:
-            loaded = load_source(source, with_tensors=True, stdin=sys.stdin.buffer, progress=update)
+            loaded = load_source(source, with_tensors=True, stdin=standard_input(), progress=update)
             found.append(inspect_source(loaded, tokens=tokens))
     if as_json:
         from llamatool.render.blocks import show_json

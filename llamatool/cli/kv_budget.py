@@ -13,6 +13,7 @@ from llamatool.cli.options import (
     JsonOption,
     MemoryOption,
     OptionalSourcesArgument,
+    standard_input,
 )
 from llamatool.errors import InputError, ResourceError, TokenizerError, UsageError, one_line
 
@@ -245,7 +246,7 @@ def _subjects(sources: list[str] | None) -> "list[Subject]":
 
     subjects = []
     for source in sources:
-        loaded = load_source(source, stdin=sys.stdin.buffer)
+        loaded = load_source(source, stdin=standard_input())
         config, identity = loaded.need_config()
         stored = sum(table.num_bytes for table in loaded.tables) if loaded.kind == "gguf" else None
         subjects.append(

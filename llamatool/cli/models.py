@@ -8,9 +8,13 @@ from llamatool.cli.options import JsonOption
 
 
 def models(
-    pattern: Annotated[
-        str | None,
-        typer.Argument(help="Only models whose name contains this.", show_default=False),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD...]",
+            help="Only models with these words in the name.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -25,13 +29,15 @@ def models(
 
       llamatool models 3.2
 
+      llamatool models 8b instruct
+
       llamatool models scout --json
     """
     from llamatool.listing import list_models
     from llamatool.render.blocks import show, show_json
     from llamatool.render.models import to_blocks, to_json
 
-    found = list_models(pattern)
+    found = list_models(words or ())
     if as_json:
         show_json(to_json(found))
     else:

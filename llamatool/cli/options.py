@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, each declared once."""
 
-from typing import Annotated
+import sys
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -10,6 +11,11 @@ SOURCE_HELP = (
     "config.json, params.json, a folder, a .safetensors, index.json or .gguf file, a built-in "
     "model's name (llama-3.1-8b), a hub id (org/name[@revision]), or - for standard input."
 )
+
+
+def standard_input() -> BinaryIO | None:
+    """The bytes of standard input, or None where it is closed."""
+    return sys.stdin.buffer if sys.stdin is not None else None
 
 
 def _tokens(text: str) -> int:

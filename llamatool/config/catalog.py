@@ -79,8 +79,10 @@ def entries() -> tuple[CatalogEntry, ...]:
 def find(name: str) -> CatalogEntry | None:
     """The model called `name`, in any usual spelling.
 
+    A name with an organisation must be that of the model's own: others publish other weights
+    under the same name.
     Example: `llama-3.1-8b`, `Llama 3.1 8B`, `meta-llama/Llama-3.1-8B` and
-    `meta-llama/Meta-Llama-3.1-8B` are one.
+    `meta-llama/Meta-Llama-3.1-8B` are one; `unsloth/Llama-3.1-8B` is not among them.
     """
     return _by_name().get(_normalised(name))
 
@@ -90,8 +92,23 @@ def suggest(name: str) -> list[str]:
     from difflib import get_close_matches
 
     table = _by_name()
-    near = get_close_matches(_normalised(name), table, n=6, cutoff=0.6)
+    wanted = _normalised(name).rpartition("/")[2]
+    keys = [key for key in table if "/" not in key]
+    near = [key for key in keys if wanted and re.search(word_pattern(wanted), key)]
+    near += get_close_matches(wanted, keys, n=6, cutoff=0.6)
+    if not near:  # a word of a name, misspelt
+        words = {word: key for key in keys for word in key.split("-")}
+        near = [words[word] for word in get_close_matches(wanted, words, n=3, cutoff=0.75)]
     return list(dict.fromkeys(table[key].id for key in near))[:3]
+
+
+def word_pattern(word: str) -> str:
+    """A pattern that finds `word` in a name where a word begins, a number only whole.
+
+    Example: `llama-1` is found in `llama-1-7b`, not in `codellama-13b`; `3` in `llama-3.1-8b`.
+    """
+    end = r"(?!\d)" if word[-1:].isdigit() else ""
+    return r"(?<![a-z0-9.])" + re.escape(word) + end
 
 
 def by_shape(config: ModelConfig) -> tuple[CatalogEntry, ...]:
@@ -139,18 +156,23 @@ def _quick(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _normalised(name: str) -> str:
-    words = name.strip().lower().rpartition("/")[2]
-    words = re.sub(r"[\s_]+", "-", words)
+    """`name` in one spelling; an organisation stays, since others publish under equal names."""
+    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    if words.startswith(("/", ".", "~")):  # a path that a model was saved from
+        words = words.rpartition("/")[2]
+    organisation, slash, words = words.rpartition("/")
     words = words.removeprefix("meta-").removesuffix("-hf")
     words = words.replace("code-llama", "codellama").replace("llama3", "llama-3")
-    return words.replace("llama2", "llama-2").replace("llama4", "llama-4").replace("--", "-")
+    words = words.replace("llama2", "llama-2").replace("llama4", "llama-4").replace("--", "-")
+    return organisation + slash + words
 
 
 @cache
 def _by_name() -> dict[str, CatalogEntry]:
     table: dict[str, CatalogEntry] = {}
     for entry in entries():
-        for name in (entry.id, entry.name, entry.hub_id, *entry.aliases):
+        hub_name = entry.hub_id.rpartition("/")[2]
+        for name in (entry.id, entry.name, entry.hub_id, hub_name, *entry.aliases):
             table.setdefault(_normalised(name), entry)
     return table
 

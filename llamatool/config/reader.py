@@ -180,7 +180,7 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, str):
-        return f"`{value[:60]}`"
+        return f'`"{value[:60]}"`'
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)[:60]

@@ -150,5 +150,8 @@ def _rich_table(grid: Grid) -> Any:
         )
     for number, row in enumerate(grid.rows):
         style = "bold yellow" if number in grid.marked else None
-        table.add_row(*(Text(one_line(cell)) for cell in row), style=style)
+        cells = [one_line(cell) for cell in row]
+        if grid.marked:  # by a sign as well as by a style: colour alone tells nothing to some
+            cells[0] = ("* " if number in grid.marked else "  ") + cells[0]
+        table.add_row(*map(Text, cells), style=style)
     return table

@@ -38,12 +38,35 @@ def to_json(found: Sequence[Inspection]) -> dict[str, Any]:
     """The object of one source; for several, an object with one for each of them."""
     if len(found) == 1:
         return {"schema": 1, **_object(found[0])}
-    rows = _compared_rows(found)
+    objects = [_object(inspection) for inspection in found]
+    leaves = [_leaves(value) for value in objects]
+    keys = list(dict.fromkeys(key for column in leaves for key in column))
     return {
         "schema": 1,
-        "models": [_object(inspection) for inspection in found],
-        "differences": [label for label, *values in rows if len(set(values)) > 1],
+        "models": objects,
+        "differences": [
+            key
+            for key in keys
+            if any(column.get(key) != leaves[0].get(key) for column in leaves[1:])
+        ],
     }
+
+
+# What says how a model was read, and not what it is.
+_NOT_COMPARED = ("source", "source_kind", "config_origins", "checkpoint", "warnings")
+
+
+def _leaves(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested objects by their path: `config.rope_theta`."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if not prefix and key in _NOT_COMPARED:
+            continue
+        if isinstance(item, dict):
+            found |= _leaves(item, f"{prefix}{key}.")
+        elif f"{prefix}{key}" != "identity.evidence":
+            found[prefix + key] = item
+    return found
 
 
 def headline(inspection: Inspection) -> str:
@@ -230,7 +253,8 @@ def _memory_block(inspection: Inspection) -> Grid:
     if kv is not None:
         in_window, growing = kv.in_window_bytes_per_token, kv.growing_bytes_per_token
         if growing == in_window:
-            rows.append(("KV cache per token", f"{growing:,} B", format_bytes(growing)))
+            shown = format_bytes(growing) if growing >= 1024 else ""
+            rows.append(("KV cache per token", f"{growing:,} B", shown))
         else:
             rows.append(("KV per token, in window", f"{in_window:,} B", format_bytes(in_window)))
             rows.append(("KV per token, beyond", f"{growing:,} B", format_bytes(growing)))
@@ -356,8 +380,22 @@ def _side_by_side(found: Sequence[Inspection]) -> list[Block]:
 
 def _compared_rows(found: Sequence[Inspection]) -> list[tuple[str, ...]]:
     columns = [_facts(inspection) for inspection in found]
-    labels = list(dict.fromkeys(label for column in columns for label in column))
+    labels = _merged([list(column) for column in columns])
     return [(label, *(column.get(label, "-") for column in columns)) for label in labels]
+
+
+def _merged(columns: Sequence[Sequence[str]]) -> list[str]:
+    """All labels, each new one behind the label that stands before it in its own column."""
+    labels: list[str] = []
+    for column in columns:
+        place = 0
+        for label in column:
+            if label in labels:
+                place = labels.index(label) + 1
+            else:
+                labels.insert(place, label)
+                place += 1
+    return labels
 
 
 def _facts(inspection: Inspection) -> dict[str, str]:
@@ -387,6 +425,12 @@ def _facts(inspection: Inspection) -> dict[str, str]:
     facts["rope_scaling"] = _scaling(config.rope)
     context = config.max_position_embeddings
     facts["max_position_embeddings"] = f"{context:,}" if context else "not stated"
+    verdict = inspection.context
+    if verdict is not None and verdict.asked_tokens is not None:
+        fits = {True: "yes", False: "no", None: "not known"}[verdict.fits]
+        if verdict.trained_context is not None and verdict.asked_tokens > verdict.trained_context:
+            fits = f"{fits}, beyond the {verdict.trained_context:,} of training"
+        facts[f"takes {verdict.asked_tokens:,} tokens"] = fits
     facts["bos_token_id"] = _value(config.bos_token_id)
     facts["eos_token_id"] = _value(config.eos_token_ids)
     facts["pad_token_id"] = _value(config.pad_token_id)

@@ -98,7 +98,7 @@ def test_gguf(tmp_path: Path) -> None:
 def test_standard_input() -> None:
     found = locate("-", stdin=io.BytesIO(json.dumps(PARAMS).encode()))
     assert (found.kind, found.config_format, found.where) == ("stdin", "meta", "standard input")
-    with pytest.raises(LlamatoolError, match="a shard index on standard input"):
+    with pytest.raises(LlamatoolError, match="a shard index in a pipe"):
         locate("-", stdin=io.BytesIO(b'{"weight_map": {"a": "b.bin"}}'))
     with pytest.raises(LlamatoolError, match="found an empty file"):
         locate("-", stdin=io.BytesIO(b""))
@@ -140,12 +140,12 @@ NOT_UNDERSTOOD = {
     "binary": (b"\x7fELF\x02\x01\x01\x00\x00\x00", "found binary data"),
     "pth": (b"PK\3\4" + b"\0" * 40, "a file of torch.save"),
     "pickle": (b"\x80\x02}.", "a file of torch.save"),
-    "list": (b"[1, 2]", "begins `\\[1, 2\\]`"),
+    "list": (b"[1, 2]", "found a JSON list instead of an object"),
     "other object": (b'{"a": 1}', "found a JSON object with `a`"),
     "empty object": (b"{}", "an empty JSON object"),
     "adapter": (b'{"peft_type": "LORA"}', "an adapter"),
     "generation": (b'{"eos_token_id": 2}', "a generation_config.json"),
-    "broken": (b'{"model_type": "llama",', "found invalid JSON"),
+    "broken": (b'{"model_type": "llama",', "found JSON that ends early"),
     "twice": (b'{"dim": 1, "n_layers": 1, "dim": 2}', "`dim` occurs twice"),
     "nan": (b'{"model_type": "llama", "rms_norm_eps": NaN}', "NaN is not a JSON number"),
     "huge integer": (b'{"dim": 1' + b"0" * 5000 + b"}", "an integer of 5001 digits"),

@@ -339,10 +339,29 @@ def test_side_by_side_marks_what_differs(tmp_path):
     assert not any("hidden_size" in line for line in marked)
     found = inspect_json(a, b)
     assert sorted(found) == ["differences", "models", "schema"]
-    assert "rope_theta" in found["differences"]
+    assert "rope.theta" in found["differences"]
+    assert not any(key.startswith(("config.hidden", "parameters")) for key in found["differences"])
     assert len(found["models"]) == 2
     same = run("inspect", a, a).out
     assert "no row differs" in same
+
+
+def test_side_by_side_keeps_related_rows_together():
+    lines = run("inspect", "llama-3.1-8b", "llama-4-scout", "--tokens", "200k").out.splitlines()
+    labels = [line[2:].strip().split("  ")[0] for line in lines]
+    assert labels.index("active") < labels.index("weights")
+    assert labels.index("routed experts") < labels.index("active")
+    assert labels.index("KV beyond window") == labels.index("KV per token") + 1
+    asked = next(line for line in lines if "takes 204,800 tokens" in line)
+    assert asked.startswith("* ")
+    assert "no" in asked.split()
+    assert "yes" in asked.split()
+
+
+def test_rows_that_differ_have_a_sign_on_a_terminal_too():
+    text = terminal("inspect", config("llama-3.1-8b"), config("llama-3.2-1b"), NO_COLOR="1")
+    assert "* hidden_size" in text
+    assert "  vocab_size" in text
 
 
 def test_text_in_a_pipe_is_plain():
@@ -420,9 +439,9 @@ def test_help_has_examples():
 # --- bad input ------------------------------------------------------------------------------
 
 
-def bad(source, code=3, **options):
+def bad(source, code=3, more=(), **options):
     """The error for a bad source: no traceback, no output, three lines at most."""
-    result = run("inspect", source, **options)
+    result = run("inspect", source, *more, **options)
     assert result.code == code, (result.out, result.err)
     assert result.out == ""
     assert result.err.startswith("error: ")
@@ -437,7 +456,7 @@ def bad(source, code=3, **options):
         (b"", "the file is empty"),
         (b"<html>sign in</html>", "found HTML"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git-lfs pointer"),
-        (b'{"model_type": "llama"', "found invalid JSON"),
+        (b'{"model_type": "llama"', "found JSON that ends early"),
         (b'{"model_type": "llama", "model_type": "llama"}', "occurs twice"),
         (b'{"model_type": "llama", "hidden_size": NaN}', "NaN is not a JSON number"),
         (b'{"model_type": "llama", "hidden_size": %s}' % (b"9" * 400), "an integer of 400 digits"),
@@ -493,7 +512,36 @@ def test_a_near_miss_of_a_name_suggests():
     assert "llama-3.1-8b" in error
 
 
+def test_an_address_is_no_hub_id():
+    error = bad("https://huggingface.co/meta-llama/Llama-3.1-8B", code=2)
+    assert "is an address" in error
+    assert "org/name" in error
+
+
+def test_pipes_of_the_shell_are_read():
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m llamatool inspect --json <(cat {config('llama-3.1-8b')})"
+    found = subprocess.run(
+        ["bash", "-c", command], capture_output=True, timeout=60, check=True, cwd=DATA.parent.parent
+    )
+    assert json.loads(found.stdout)["parameters"]["total"] == 8_030_261_248
+    command = f"cat {config('llama-3.1-8b')} | {sys.executable} -m llamatool inspect /dev/stdin"
+    found = subprocess.run(
+        ["bash", "-c", command], capture_output=True, timeout=60, check=True, cwd=DATA.parent.parent
+    )
+    assert b"Llama 3.1 8B" in found.stdout
+
+
+def test_another_organisation_is_not_the_catalogue():
+    error = bad("unsloth/Llama-3.1-8B", code=5, env={"HF_HUB_OFFLINE": "1"})
+    assert "unsloth/Llama-3.1-8B" in error
+
+
 def test_usage():
+    assert "only once" in bad("-", code=2, more=("-",))
+    assert "`--tokens` is 0" in bad("llama-3.1-8b", code=2, more=("--tokens", "0"))
     assert run("inspect").code == 2
     assert run("inspect", "llama-3.1-8b", "--tokens", "many").code == 2
     assert run("inspect", "llama-3.1-8b", "--nonsense").code == 2

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,35 @@ def test_a_closed_pipe_is_silent(arguments):
     os.close(write)
     assert process.returncode == 1
     assert process.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_4():
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "llamatool", "models"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            timeout=60,
+            check=False,
+        )
+    assert process.returncode == 4
+    assert process.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "source", "code"),
+    [(">&-", "llama-3.1-8b", 0), ("2>&-", "nothing.json", 3), ("<&-", "-", 2)],
+)
+def test_closed_streams(redirection, source, code):
+    command = f"{sys.executable} -m llamatool inspect {source} {redirection}"
+    process = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert process.returncode == code
+    assert "Traceback" not in process.stderr
 
 
 def test_a_locale_without_unicode_escapes_instead_of_failing(tmp_path):

@@ -18,6 +18,15 @@ def test_the_filter():
     lines = run("models", "scout").out.splitlines()
     assert len([line for line in lines if line.lstrip().startswith("llama-4-scout")]) == 2
     assert not any("maverick" in line for line in lines)
+    ones = run("models", "llama-1").out.splitlines()
+    assert [line.split()[0] for line in ones[1:5]] == [
+        "llama-1-7b", "llama-1-13b", "llama-1-30b", "llama-1-65b",
+    ]  # fmt: skip
+    assert ones[5] == ""
+    both = run("models", "8b", "instruct").out
+    assert "llama-3.1-8b-instruct" in both
+    assert "405b" not in both
+    assert "405b" not in run("models", "4").out
     missing = run("models", "llama-9")
     assert missing.code == 3
     assert "no published model's name contains `llama-9`" in missing.err

@@ -36,14 +36,36 @@ def test_a_name_is_found_in_any_spelling(spelling, expected):
     assert found.id == expected
 
 
-@pytest.mark.parametrize("name", ["", "gpt2", "llama", "org/unknown", "llama-5-9b", "/", "a" * 500])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "gpt2",
+        "llama",
+        "org/unknown",
+        "llama-5-9b",
+        "/",
+        "a" * 500,
+        "unsloth/Llama-3.1-8B",
+        "someone/Meta-Llama-3.1-8B-Instruct",
+        "x/codellama-7b",
+    ],
+)
 def test_an_unknown_name_is_not_found(name):
     assert find(name) is None
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("lama-3.1-8b", "llama-3.1-8b"), ("llama-3.1-8", "llama-3.1-8b"), ("lamma-4-scout", None)],
+    [
+        ("lama-3.1-8b", "llama-3.1-8b"),
+        ("llama-3.1-8", "llama-3.1-8b"),
+        ("lamma-4-scout", None),
+        ("scout", "llama-4-scout-17b-16e"),
+        ("scot", None),
+        ("llama-3", "llama-3-8b"),
+        ("someone/llama-3.1-8", "llama-3.1-8b"),
+    ],
 )
 def test_a_near_miss_suggests(name, expected):
     near = suggest(name)
@@ -113,3 +135,8 @@ def test_the_data_file_is_what_its_generator_writes(tmp_path, monkeypatch):
     module.main()
     written = (tmp_path / "catalog.json").read_bytes()
     assert written == Path(catalog.__file__).with_name("catalog.json").read_bytes()
+
+
+def test_a_path_that_a_model_was_saved_from_is_read_by_its_last_part():
+    assert find("/data/models/Llama-3.3-70B-Instruct").id == "llama-3.3-70b-instruct"
+    assert find("./Llama-2-7b-hf").id == "llama-2-7b"

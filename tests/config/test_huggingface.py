@@ -121,7 +121,7 @@ def test_a_missing_size_is_an_error_that_names_the_key(key, absent):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "64"}, "`hidden_size` is `64`, expected a whole number"),
+        ({"hidden_size": "64"}, '`hidden_size` is `"64"`, expected a whole number'),
         ({"hidden_size": True}, "`hidden_size` is true, expected a whole number"),
         ({"hidden_size": 64.5}, "`hidden_size` is 64.5, expected a whole number"),
         ({"hidden_size": -64}, "`hidden_size` is -64, expected a number from 1"),
@@ -131,9 +131,9 @@ def test_a_missing_size_is_an_error_that_names_the_key(key, absent):
         ({"num_attention_heads": 7}, "`num_attention_heads` = 7 does not divide"),
         ({"num_attention_heads": 64}, "`head_dim` = 1 is odd"),
         ({"head_dim": 7}, "`head_dim` = 7 is odd"),
-        ({"rope_theta": "big"}, "`rope_theta` is `big`, expected a number"),
+        ({"rope_theta": "big"}, '`rope_theta` is `"big"`, expected a number'),
         ({"rope_theta": -1}, "`rope_theta` is -1, expected a positive number"),
-        ({"eos_token_id": ["a"]}, "`eos_token_id` is `a`, expected a whole number"),
+        ({"eos_token_id": ["a"]}, '`eos_token_id` is `"a"`, expected a whole number'),
         ({"rope_scaling": []}, "`rope_scaling` is a list of 0, expected an object"),
         ({"rope_scaling": {"rope_type": "magic"}}, "`rope_scaling.rope_type` is `magic`"),
         ({"rope_scaling": {"type": "linear"}}, "`rope_scaling.factor` is missing"),
@@ -141,7 +141,10 @@ def test_a_missing_size_is_an_error_that_names_the_key(key, absent):
         ({"layer_types": ["full_attention"]}, "`layer_types` is a list of 1, expected a list of 4"),
         ({"num_key_value_heads": [2, 2]}, "`num_key_value_heads` is a list of 2"),
         ({"num_key_value_heads": [2, 2, 2, 3]}, "expected a divisor of 8"),
-        ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` is `yes`, expected true or false"),
+        (
+            {"tie_word_embeddings": "yes"},
+            '`tie_word_embeddings` is `"yes"`, expected true or false',
+        ),
         ({"model_type": ...}, "`model_type` is missing"),
         ({"model_type": "mllama"}, "`text_config` is missing"),
     ],
