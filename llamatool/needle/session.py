@@ -465,8 +465,8 @@ def load_trials(folder: Path) -> list[Trial]:
     done = [row for row in rows if row.get("status") == "ok"]
     if not done:
         raise InputError("the folder holds no finished results", where=str(folder))
-    latest = done[-1]["config_sha256"]
-    by_key = {row["key"]: row for row in done if row["config_sha256"] == latest}
+    latest = done[-1].get("config_sha256")
+    by_key = {row.get("key"): row for row in done if row.get("config_sha256") == latest}
     return [trial_of_row(row) for row in by_key.values()]
 
 
