@@ -257,7 +257,7 @@ _llamatool() {
         convert:1) _llamatool_offer "$cur" "" folder ;;
         verify:0) _llamatool_offer "$cur" "" file ;;
         verify:1) _llamatool_offer "$cur" "" file ;;
-        models:0) : ;;
+        models:*) : ;;
         completion:0) _llamatool_offer "$cur" "bash zsh fish" ;;
         *) COMPREPLY=($(compgen -W "$options" -- "$cur")) ;;
     esac
