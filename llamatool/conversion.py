@@ -673,7 +673,7 @@ def _tokenizer_files(
         exported = _exported(tokenizer, _meta_form(tokenizer))
         notes += exported.notes
         return dict(exported.files)
-    exported = _exported(tokenizer, "json")
+    exported = _exported(tokenizer, "json", eos=_end_of_turn(tokenizer) if instruct else None)
     notes += exported.notes
     found = dict(exported.files)
     content = json.loads(found["tokenizer_config.json"])
@@ -688,11 +688,19 @@ def _tokenizer_files(
     return found
 
 
-def _exported(tokenizer: "Tokenizer", form: Literal["json", "tiktoken", "spm"]) -> "TokenizerFiles":
+def _end_of_turn(tokenizer: "Tokenizer") -> str | None:
+    """The token that ends an answer, where it is not the one that ends a text."""
+    known = (name for name in ("<|eot_id|>", "<|eot|>") if name in tokenizer.special_ids)
+    return next(known, None)
+
+
+def _exported(
+    tokenizer: "Tokenizer", form: Literal["json", "tiktoken", "spm"], *, eos: str | None = None
+) -> "TokenizerFiles":
     from llamatool.tokenizers.export import export
 
     try:
-        return export(tokenizer, form)
+        return export(tokenizer, form, eos=eos)
     except InputError as error:
         error.hint = error.hint or "leave the tokenizer out with --no-tokenizer"
         raise
@@ -717,7 +725,11 @@ def _chat_template(loaded: LoadedSource, identity: Identity, instruct: bool) -> 
         assert loaded.located.path is not None
         own = gguf.read_file(loaded.located.path).metadata.get("tokenizer.chat_template")
         return own if isinstance(own, str) else None
-    return chat_template(identity.generation) if instruct else None
+    if not instruct or loaded.config is None:
+        return None
+    # A model of its own with Meta's vocabulary is taken to be tuned on that format.
+    by_vocabulary = {128256: "3", 202048: "4"}.get(loaded.config.vocab_size)
+    return chat_template(identity.generation or by_vocabulary)
 
 
 def _tokenizer_path(loaded: LoadedSource, target: To) -> Path:

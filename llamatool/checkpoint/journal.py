@@ -62,6 +62,8 @@ class Journal:
         Raises: UsageError if there is an unfinished conversion and `resume` does not ask for it,
         or it was another one; ResourceError if it is still running.
         """
+        if self.folder.is_symlink():
+            raise UsageError("a symbolic link stands in the way", where=str(self.folder))
         self.folder.mkdir(exist_ok=True)
         self._lock = self._locked()
         path = self.folder / _LOG

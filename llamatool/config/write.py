@@ -50,6 +50,11 @@ def config_json(config: ModelConfig, *, dtype: str, instruct: bool) -> Json:
     Args: dtype: of the stored weights. instruct: chooses the ids that end a text, where the
     configuration has none of its own.
     """
+    if config.attention_bias != config.attention_output_bias:
+        raise UnsupportedError(
+            "biases of q, k and v without one of the output",
+            hint="Hugging Face's Llama has either all of them or none",
+        )
     text = _text_block(config, dtype, token_ids(config, instruct=instruct))
     vision = config.vision
     if config.model_type == "mllama" and vision is not None:

@@ -1,6 +1,10 @@
 """The files beside the tensors: configurations, tokenizers, templates, licences."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from llamatool.conversion import (
     run,
 )
 from llamatool.errors import LlamatoolError
+from tests.checkpoint.test_hub import Hub
 
 from . import oracle
 from .models import HEADS, KV_HEADS, LAYERS, convert, save_llama, tensors
@@ -89,6 +94,10 @@ def test_llama3_instruct_folder(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert tokenizer("Hello world").input_ids == [128000, 9906, 1917]
     assert (tokenizer.bos_token_id, len(tokenizer)) == (128000, 128256)
+    assert tokenizer.eos_token == "<|eot_id|>"
+    ids = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True)["input_ids"]
+    assert ids[:4] == [128000, 128006, 882, 128007]
+    assert ids[-4:] == [128006, 78191, 128007, 271]
 
 
 def test_the_way_back_restores_the_tokenizer(tmp_path: Path) -> None:
@@ -130,6 +139,29 @@ def test_a_tokenizer_is_not_forgotten_in_silence(tmp_path: Path) -> None:
     )
     with pytest.raises(LlamatoolError, match="Git LFS pointer"):
         converted(tmp_path / "hf", tmp_path / "out")
+
+
+def test_a_repository_of_the_hub(tmp_path: Path) -> None:
+    """Fetched into the cache and converted from there, links and all."""
+    save_llama(tmp_path / "hf")
+    with Hub() as server:
+        for path in (tmp_path / "hf").iterdir():
+            server.files[f"org/name/{path.name}"] = path.read_bytes()
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_OFFLINE": "0",
+        }
+        command = [sys.executable, "-m", "llamatool", "convert", "org/name", str(tmp_path / "out")]
+        subprocess.run([*command, "--no-tokenizer", "-q"], env=environment, check=True)
+        server.shutdown()
+        thread.join()
+    convert(tmp_path / "hf", tmp_path / "expected")
+    one, other = (tmp_path / name / "consolidated.00.pth" for name in ("out", "expected"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_files_of_a_hugging_face_folder_go_along(tmp_path: Path) -> None:

@@ -132,6 +132,13 @@ def test_biases_are_permuted_too(tmp_path: Path) -> None:
         convert(tmp_path / "out", tmp_path / "meta")
 
 
+def test_some_biases_only(tmp_path: Path) -> None:
+    changes = {f"blk.0.attn_{m}.bias": (n,) for m, n in (("q", 64), ("k", 32), ("v", 32))}
+    small_gguf(tmp_path / "x.gguf", gguf.GGUFEndian.LITTLE, changes)
+    with pytest.raises(LlamatoolError, match="without one of the output"):
+        convert(tmp_path / "x.gguf", tmp_path / "out")
+
+
 def test_missing_and_unknown_tensors(tmp_path: Path) -> None:
     small_gguf(tmp_path / "x.gguf", gguf.GGUFEndian.LITTLE, {"blk.1.attn_q.weight": (64, 64)})
     with pytest.raises(LlamatoolError, match=r"`blk\.1\.attn_q\.weight`"):

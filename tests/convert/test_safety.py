@@ -293,6 +293,10 @@ def test_where_the_output_may_lie(tmp_path: Path, source: Path) -> None:
     with pytest.raises(UsageError, match="inside the source"):
         convert(source, tmp_path / "link" / "new")
     (tmp_path / "file").touch()
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / PARTIAL).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="symbolic link stands in the way"):
+        convert(source, tmp_path / "trap", resume=True)
     with pytest.raises(UsageError, match="is to be a folder"):
         convert(source, tmp_path / "file")
     (tmp_path / "full").mkdir()
