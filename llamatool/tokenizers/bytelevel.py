@@ -5,7 +5,7 @@ merge any two neighbours whose concatenation is a token, the lowest rank first; 
 every such pair, in that order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from llamatool.errors import TokenizerError
 from llamatool.tokenizers.tiktoken import Ranks
@@ -87,11 +87,13 @@ def _splits(token: bytes, ranks: Ranks) -> list[tuple[bytes, bytes]]:
     return halves
 
 
-def merge_pairs(merges: Sequence[object], *, where: str) -> Iterator[Merge]:
+def merge_pairs(merges: object, *, where: str) -> Iterator[Merge]:
     """The pairs of a `merges` list, which files write as `"a b"` or as `["a", "b"]`.
 
     Raises: TokenizerError for an entry that is no pair.
     """
+    if not isinstance(merges, list):
+        raise TokenizerError("`merges` is no list", where=where)
     for entry in merges:
         match entry.split(" ") if isinstance(entry, str) else entry:
             case [str(left), str(right)]:

@@ -32,8 +32,9 @@ class Known(NamedTuple):
 LLAMA2 = Known("llama-2", "Meta Llama 2")
 LLAMA3 = Known("llama-3", "Meta Llama 3")
 LLAMA4 = Known("llama-4", "Meta Llama 4")
-# v3 has the same pieces behind 768 more control tokens.
 MISTRAL1 = Known("mistral-v1", "Mistral 7B v0.1")
+# The same pieces behind 768 control tokens more.
+MISTRAL3 = Known("mistral-v3", "Mistral v2 to v7")
 QWEN3 = Known("qwen-3", "Qwen 2.5 and 3")
 SMOLLM2 = Known("smollm-2", "SmolLM2")
 
@@ -48,6 +49,8 @@ _VOCABULARIES = {
     "33bc5cb3ea15d95094254600052ea2af5a2b1f2329fe534700587ac0e40a8b2d": QWEN3,
     "11bc6674122ae335e40eb036cd3ca347ab805bfba72f140286ba86da8ae7eb48": SMOLLM2,
 }
+
+MISTRAL1_SIZE = 32_000
 
 # Sizes at which a vocabulary that is not known looks like a known one.
 _SIZES = {32_000: LLAMA2, 128_000: LLAMA3, 200_000: LLAMA4}
@@ -100,7 +103,7 @@ def recognise(sha256: str, size: int) -> tuple[Known | None, tuple[Note, ...]]:
     """
     known = _VOCABULARIES.get(sha256)
     if known is not None:
-        return known, ()
+        return (MISTRAL3 if known is MISTRAL1 and size != MISTRAL1_SIZE else known), ()
     like = _SIZES.get(size)
     if like is None:
         return None, ()

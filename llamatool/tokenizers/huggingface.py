@@ -263,11 +263,11 @@ def template_bos(content: Content) -> int | None:
     for step in _steps(content.get("post_processor"), "processors"):
         if step.get("type") != "TemplateProcessing":
             continue
-        first = (step.get("single") or [{}])[0]
-        name = first.get("SpecialToken", {}).get("id")
-        ids = (step.get("special_tokens") or {}).get(name, {}).get("ids") or []
-        if len(ids) == 1 and isinstance(ids[0], int):
-            return ids[0]
+        match step:
+            case {"single": [{"SpecialToken": {"id": str(name)}}, *_], "special_tokens": tokens}:
+                match _object(_object(tokens).get(name)):
+                    case {"ids": [int(token_id)]}:
+                        return token_id
     return None
 
 
@@ -303,7 +303,7 @@ def _byte_level_patterns(content: Content) -> tuple[str, ...] | None:
             step.get("type") == "Split"
             and step.get("behavior") == "Isolated"
             and not step.get("invert")
-            and isinstance(step.get("pattern", {}).get("Regex"), str)
+            and isinstance(_object(step.get("pattern")).get("Regex"), str)
         ):
             patterns.append(step["pattern"]["Regex"])
         else:
@@ -326,7 +326,7 @@ def _cut_rule(content: Content) -> CutRule:
     if _legacy_prefix(content) and _pieces_can_be_cut(content["model"]):
         return CutRule.SPACES_AND_LINES
     normalizer = content.get("normalizer")
-    if normalizer is not None and normalizer.get("type") != "NFC":
+    if normalizer is not None and _object(normalizer).get("type") != "NFC":
         return CutRule.NEVER
     patterns = _byte_level_patterns(content)
     if patterns is None or content["model"].get("type") != "BPE":
@@ -348,7 +348,7 @@ _LEGACY = [{"type": "Prepend", "prepend": SPACE}, _LEGACY_REPLACE]
 
 def _legacy_prefix(content: Content) -> bool:
     """Whether the normaliser is SentencePiece's legacy form: prepend U+2581, replace spaces."""
-    normalizer = content.get("normalizer") or {}
+    normalizer = _object(content.get("normalizer"))
     return normalizer.get("normalizers") == _LEGACY and content.get("pre_tokenizer") is None
 
 
@@ -360,7 +360,7 @@ def _pieces_can_be_cut(model: Mapping[str, Any]) -> bool:
     )
 
 
-def _merges_are_derived(merges: Sequence[object], ranks: Ranks, where: str) -> bool:
+def _merges_are_derived(merges: object, ranks: Ranks, where: str) -> bool:
     try:
         lines = [f"{a} {b}" for a, b in bytelevel.merge_pairs(merges, where=where)]
     except TokenizerError:
@@ -413,7 +413,12 @@ def _steps(component: object, key: str) -> list[dict[str, Any]]:
     if not isinstance(component, dict):
         return []
     steps = component.get(key) if component.get("type") == "Sequence" else [component]
-    return [step for step in steps or [] if isinstance(step, dict)]
+    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    """`value` if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _has(component: object, kind: str) -> bool:

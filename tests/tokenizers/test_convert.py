@@ -170,6 +170,8 @@ def test_the_byte_alphabet() -> None:
 def test_damaged_merges(merge: object) -> None:
     with pytest.raises(InputError, match="is not a pair"):
         list(bytelevel.merge_pairs([merge], where="x"))
+    with pytest.raises(InputError, match="is no list"):
+        list(bytelevel.merge_pairs(merge if isinstance(merge, int) else "a b", where="x"))
 
 
 def test_every_split_of_a_token_is_a_merge() -> None:

@@ -1,6 +1,7 @@
 """What a file is, told by its content; and what is said about files that are none."""
 
 import json
+import random
 import struct
 from pathlib import Path
 
@@ -196,6 +197,53 @@ def test_a_changed_vocabulary_of_known_size_is_said(llama3: TiktokenTokenizer) -
 def test_damaged_json(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_bytes(text.encode(), where="tokenizer.json")
+
+
+def test_damaged_files_are_refused_in_words(small_file: Path, small_json: bytes) -> None:
+    """Bytes changed or left out at random: an error of ours or a tokenizer, nothing else."""
+    generator = random.Random(6)
+    for data in (small_file.read_bytes(), small_json):
+        for _ in range(150):
+            damaged = bytearray(data)
+            if generator.random() < 0.3:
+                del damaged[generator.randrange(len(damaged)) :]
+            for _ in range(generator.randint(1, 6)):
+                if damaged:
+                    end = generator.choice((400, len(damaged)))
+                    damaged[generator.randrange(min(end, len(damaged)))] = generator.randrange(256)
+            _survives(bytes(damaged))
+
+
+def test_json_of_odd_types_is_refused_in_words(small_json: bytes) -> None:
+    generator = random.Random(7)
+    for _ in range(300):
+        content = json.loads(small_json)
+        for _ in range(generator.randint(1, 3)):
+            _change(content, generator)
+        _survives(json.dumps(content).encode())
+
+
+def _survives(data: bytes) -> None:
+    try:
+        tokenizer = from_bytes(data, where="damaged")
+    except InputError:
+        return
+    tokenizer.decode(tokenizer.encode("Hello \u4e2d\U0001f999"))
+
+
+def _change(value: object, generator: random.Random, depth: int = 0) -> None:
+    """Replaces something inside `value` by something of another type."""
+    odd = generator.choice((None, 0, -1, "x", [], {}, True, 1e9, [1], {"a": 1}))
+    keys = list(value) if isinstance(value, dict) else []
+    if isinstance(value, list):
+        keys = list(range(len(value)))
+    if not keys:
+        return
+    key = generator.choice(keys)
+    if generator.random() < 0.3 or depth > 3:
+        value[key] = odd  # type: ignore[index]
+    else:
+        _change(value[key], generator, depth + 1)  # type: ignore[index]
 
 
 def test_tekken_is_named() -> None:
