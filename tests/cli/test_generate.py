@@ -5,6 +5,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -159,18 +160,13 @@ def test_no_pytorch(tiny_chat: Path) -> None:
     )
 
 
+# Greedily, this model repeats itself and never stops.
+ENDLESS = ("one", "-t", "0", "-n", "100000", "--beyond-context")
+
+
 def test_an_interrupt_keeps_what_was_written(tiny_base: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "llamatool",
-        "generate",
-        str(tiny_base),
-        "one",
-        "--temperature",
-    ]
     running = subprocess.Popen(
-        [*command, "5", "-n", "100000", "--beyond-context", "--stop", "\ue000never"],
+        [sys.executable, "-m", "llamatool", "generate", str(tiny_base), *ENDLESS],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
     )  # fmt: skip
     assert running.stdout is not None
@@ -184,18 +180,29 @@ def test_an_interrupt_keeps_what_was_written(tiny_base: Path) -> None:
     assert "Traceback" not in errors.decode()
 
 
+def test_an_interrupted_answer_in_json(tiny_base: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "llamatool", "generate", str(tiny_base), *ENDLESS, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    assert running.stderr is not None
+    assert running.stderr.readline().startswith(b"mode: raw")
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    found = json.loads(out)
+    assert found["stop_reason"] == "interrupted"
+    assert len(found["output_ids"]) > 0
+
+
 def test_a_closed_pipe_ends_it(tiny_base: Path) -> None:
-    command = (
-        f"{sys.executable} -m llamatool generate {tiny_base} one -t 5 -n 50000 --beyond-context"
-    )
+    command = [sys.executable, "-m", "llamatool", "generate", str(tiny_base), *ENDLESS]
     done = subprocess.run(
-        ["sh", "-c", f"{command} | head -c 10"],
-        capture_output=True,
-        check=False,
-        cwd=ROOT,
-        timeout=60,
-    )
-    assert len(done.stdout) <= 10
+        ["sh", "-c", f"{shlex.join(command)} | head -c 10"],
+        capture_output=True, check=False, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert len(done.stdout) == 10
     assert "Traceback" not in done.stderr.decode()
 
 
