@@ -231,6 +231,7 @@ def _dtype(outer: Reader, text: Reader, notes: list[Note]) -> str | None:
     for reader in (outer, text):
         for key in ("dtype", "torch_dtype"):
             name = reader.text(key)
+            reader.origins.pop("torch_dtype", None)  # one key for both spellings
             if name is not None and name != "auto":
                 text.origins["dtype"] = "file"
                 return name.removeprefix("torch.")
@@ -454,6 +455,7 @@ def _vision(outer: Reader) -> VisionConfig | None:
         norm_eps=vision.number("norm_eps", 1e-5),
         # Llama 4's limit stands in its image processor, not in the configuration.
         max_num_tiles=vision.size("max_num_tiles", 4) if mllama else 16,
+        image_token_id=_image_token_id(outer, 128256 if mllama else 200092),
     )
     if mllama:
         config = replace(
@@ -471,6 +473,12 @@ def _vision(outer: Reader) -> VisionConfig | None:
             rope_theta=vision.number("rope_theta", 10000.0),
         )
     return _checked_vision(vision, config)
+
+
+def _image_token_id(outer: Reader, default: int) -> int:
+    """The id under either of its names; `default` is that of the published models."""
+    ids = [outer.token_id(key) for key in ("image_token_index", "image_token_id")]
+    return next((token_id for token_id in ids if token_id is not None), default)
 
 
 def _checked_vision(reader: Reader, vision: VisionConfig) -> VisionConfig:

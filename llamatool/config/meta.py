@@ -206,7 +206,7 @@ def _dense(params: Reader, embedding_rows: int | None, *, vision: bool) -> Model
         rope=rope,
         dtype=None,
         cross_attention_layers=cross_layers,
-        vision=_vision_32(params) if vision else None,
+        vision=_vision_32(params, vocab_size) if vision else None,
         quantization=_quantization(params),
         source_format="meta",
         origins={**params.origins, **_renamed_origins(params), "tie_word_embeddings": "derived"},
@@ -250,7 +250,7 @@ def _cross_layers(params: Reader, num_self_layers: int) -> tuple[int, ...]:
     return layers
 
 
-def _vision_32(params: Reader) -> VisionConfig:
+def _vision_32(params: Reader, vocab_size: int) -> VisionConfig:
     # Widths and depths are those of both published sizes; only the tile size is in the file.
     return VisionConfig(
         kind="mllama",
@@ -264,6 +264,7 @@ def _vision_32(params: Reader) -> VisionConfig:
         output_size=7680,
         norm_eps=1e-5,
         max_num_tiles=params.size("vision_max_num_chunks", 4),
+        image_token_id=vocab_size,  # the first of the rows that the image model adds
         num_global_layers=8,
         intermediate_layers_indices=(3, 7, 15, 23, 30),
         supported_aspect_ratios=ASPECT_RATIOS,
@@ -384,6 +385,7 @@ def _llama4_vision(params: Reader) -> VisionConfig | None:
         output_size=output,
         norm_eps=1e-5,
         max_num_tiles=16,
+        image_token_id=200092,
         projector_input_size=output,
         projector_output_size=output,
         pixel_shuffle_ratio=shuffle,

@@ -80,6 +80,7 @@ class VisionConfig:
     output_size: int  # width of what the projector reads
     norm_eps: float
     max_num_tiles: int  # tiles of one image at most, the global tile not counted
+    image_token_id: int  # the input id that stands for an image, or for a piece of one
     num_global_layers: int = 0  # mllama
     intermediate_layers_indices: tuple[int, ...] = ()  # mllama
     supported_aspect_ratios: tuple[tuple[int, int], ...] = ()  # mllama

@@ -129,6 +129,13 @@ def attend(q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, window: int | None = 
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
+def attend_all(q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
+    """Softmax(q k / sqrt(E)) v, in which every query sees every key."""
+    if q_BHTE.shape[2] == 1:
+        return _attend_one(q_BHTE, k_BKSE, v_BKSE)
+    return _attend_many(q_BHTE, k_BKSE, v_BKSE, None, is_causal=False)
+
+
 def _last(rotation: Rotation, num_tokens: int) -> Rotation:
     cos_TP, sin_TP, interleaved = rotation
     return Rotation(cos_TP[-num_tokens:], sin_TP[-num_tokens:], interleaved)

@@ -5,6 +5,7 @@ Each layer keeps what its kind of attention can still see, and no more:
   full      every token
   chunked   the tokens of the current chunk, in a ring of one chunk
   sliding   the last `window` tokens, in a ring of that size
+  cross     nothing of the text; the keys and values of the images, made once
 
 so `KVCache.num_bytes` is exactly what `llamatool kv-budget` calls capped. Keys are stored after
 their rotation, hence the order within a ring does not matter to a single query.
@@ -48,12 +49,21 @@ class Slots(NamedTuple):
         return Slots(self.k_BKSE.clone(), self.v_BKSE.clone(), self.chunk)
 
 
+class SeenImage(NamedTuple):
+    """An image whose keys and values cross-attention layers hold."""
+
+    position: int  # of its token; tokens from there on see it, until the next image
+    first_key: int
+    stop_key: int
+
+
 class CacheMark(NamedTuple):
     """A point to return to: the length, and copies of the rings (full layers need none)."""
 
     length: int
     rope_length: int
     rings: tuple[Slots | None, ...]
+    num_images: int = 0
 
 
 class KVCache:
@@ -67,9 +77,11 @@ class KVCache:
         batch_size: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        max_image_tokens: int = 0,
     ) -> None:
         """Memory for `max_tokens` tokens, allocated now.
 
+        Args: max_image_tokens: positions of images that cross-attention layers have room for.
         Raises: ValueError if a size is not positive.
         """
         if max_tokens < 1 or batch_size < 1:
@@ -78,11 +90,13 @@ class KVCache:
         self.batch_size = batch_size
         self.length = 0  # tokens read so far
         self.rope_length = 0  # the longest length that rotations were scaled for
+        self.max_image_tokens = max_image_tokens
+        self.images: list[SeenImage] = []  # in the order of their positions
         self._specs = tuple(layers)
         self.layers: dict[int, LayerCache] = {
-            spec.index: _layer_cache(spec, max_tokens, batch_size, dtype, torch.device(device))
+            spec.index: _layer_cache(spec, slots, batch_size, dtype, torch.device(device))
             for spec in layers
-            if spec.attention != "cross"
+            if (slots := max_image_tokens if spec.attention == "cross" else max_tokens)
         }
 
     @property
@@ -110,6 +124,28 @@ class KVCache:
                 f"{num_tokens} tokens after {self.length} in a cache of {self.max_tokens}"
             )
 
+    @property
+    def num_image_tokens(self) -> int:
+        """Positions of images that cross-attention layers hold."""
+        return self.images[-1].stop_key if self.images else 0
+
+    def add_image(self, position: int, num_tokens: int) -> SeenImage:
+        """Makes room for an image of `num_tokens` whose token stands, or will stand, there.
+
+        Write its keys and values into every cross-attention layer, from `first_key` on.
+        Raises: ValueError if there is no room, or the position is not behind that of the image
+        before it.
+        """
+        first = self.num_image_tokens
+        if first + num_tokens > self.max_image_tokens:
+            raise ValueError(
+                f"{num_tokens} image tokens after {first} in a cache of {self.max_image_tokens}"
+            )
+        if position < self.length or (self.images and position <= self.images[-1].position):
+            raise ValueError(f"an image at {position}, where tokens or images were read already")
+        self.images.append(SeenImage(position, first, first + num_tokens))
+        return self.images[-1]
+
     def mark(self) -> CacheMark:
         """The present state, to `rewind` to after other tokens were read.
 
@@ -119,7 +155,7 @@ class KVCache:
             layer.filled(self.length).copy() if layer.is_ring else None
             for layer in self.layers.values()
         )
-        return CacheMark(self.length, self.rope_length, rings)
+        return CacheMark(self.length, self.rope_length, rings, len(self.images))
 
     def rewind(self, mark: CacheMark) -> None:
         """Back to the state of `mark`, which must be of this cache and not above its length.
@@ -132,6 +168,7 @@ class KVCache:
             if ring is not None:
                 layer.put(ring)
         self.length, self.rope_length = mark.length, mark.rope_length
+        del self.images[mark.num_images :]
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens.
@@ -147,6 +184,7 @@ class KVCache:
                     f"layer {index} no longer holds what token {length} sees (read: {self.length})"
                 )
         self.length = length
+        self.images = [image for image in self.images if image.position < length]
         if not length:
             self.rope_length = 0
 
@@ -165,9 +203,12 @@ class KVCache:
             batch_size=self.batch_size,
             dtype=first.dtype,
             device=first.device,
+            max_image_tokens=self.max_image_tokens,
         )
+        copy.images = list(self.images)
         for index, layer in self.layers.items():
-            copy.layers[index].put(layer.filled(self.length))
+            held = self.num_image_tokens if isinstance(layer, CrossLayerCache) else self.length
+            copy.layers[index].put(layer.filled(held))
         copy.length, copy.rope_length = self.length, self.rope_length
         return copy
 
@@ -209,6 +250,19 @@ class LayerCache:
         stop = slot + k_BKNE.shape[2]
         self.k_BKSE[:, :, slot:stop] = k_BKNE
         self.v_BKSE[:, :, slot:stop] = v_BKNE
+
+
+@dataclass(slots=True)
+class CrossLayerCache(LayerCache):
+    """Keys and values of images, one image after the other; text adds nothing."""
+
+    def write(self, image: SeenImage, k_BKSE: Tensor, v_BKSE: Tensor) -> None:
+        """Keeps the keys and values of `image`."""
+        self._write(image.first_key, k_BKSE, v_BKSE)
+
+    def can_truncate(self, length: int, shorter: int) -> bool:
+        """Always: which images count stands in the KVCache."""
+        return True
 
 
 @dataclass(slots=True)
@@ -315,6 +369,8 @@ def _layer_cache(
     k_BKSE = torch.zeros(shape, dtype=dtype, device=device)
     v_BKSE = torch.zeros(shape, dtype=dtype, device=device)
     match spec.attention, spec.window:
+        case "cross", _:
+            return CrossLayerCache(k_BKSE, v_BKSE)
         case "chunked", int(chunk):
             return ChunkLayerCache(k_BKSE, v_BKSE, chunk)
         case "sliding", int(window):

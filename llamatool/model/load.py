@@ -14,7 +14,7 @@ from llamatool.errors import CheckpointError, ResourceError, UnsupportedError, U
 from llamatool.model.decoder import PREFILL_PIECE, Decoder
 from llamatool.model.storage import FLOATS
 from llamatool.model.weights import Weights
-from llamatool.sizing.kv_cache import kv_bytes
+from llamatool.sizing.kv_cache import kv_cache
 from llamatool.source import LoadedSource, load_source
 from llamatool.units import format_bytes
 
@@ -28,6 +28,7 @@ def load_model(
     dtype: str | None = None,
     max_tokens: int = PREFILL_PIECE,
     batch_size: int = 1,
+    max_images: int = 0,
 ) -> Decoder:
     """A model ready to run, from a folder, a safetensors or GGUF file, or Meta's `.pth` files.
 
@@ -40,6 +41,8 @@ def load_model(
     dtype: of weights and activations; by default that of the checkpoint, bfloat16 where it is
     packed in blocks.
     max_tokens: tokens that the cache will have to hold, for the check of memory.
+    max_images: images that a cache will have to hold; with 0 the image tower and cross-attention
+    layers stay out of memory, and the model reads text.
 
     Raises: CheckpointError that lists every missing, unknown or ill-shaped tensor;
     UnsupportedError for weights packed in a way that is not read; ResourceError, with the
@@ -51,9 +54,16 @@ def load_model(
     place = find_device(device)
     kind = find_dtype(dtype, config)
     with torch.device("meta"):
-        model = Decoder(config)
+        model = Decoder(config, images=max_images > 0)
     weights = Weights(config, tables, where=loaded.located.where, as_stored=False)
-    require_memory(model, kind, place, max_tokens=max_tokens, batch_size=batch_size)
+    require_memory(
+        model,
+        kind,
+        place,
+        max_tokens=max_tokens,
+        batch_size=batch_size,
+        max_images=max_images,
+    )
     weights.fill(model, "", kind, place)
     return model.eval()
 
@@ -142,19 +152,25 @@ def require_memory(
     *,
     max_tokens: int,
     batch_size: int = 1,
+    max_images: int = 0,
 ) -> None:
     """Checks that weights and cache fit into what is free, before anything is read.
+
+    The weights are those of the modules that were built: the image tower where it is. An image
+    counts with as many tiles as one may have.
 
     Raises: ResourceError with the numbers.
     """
     free_bytes = free_memory(device)
     weight_bytes = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     name = str(dtype).removeprefix("torch.")
-    cache_bytes = kv_bytes(model.plan, max_tokens, batch_size=batch_size, dtype=name)
+    cache = kv_cache(model.plan, dtype=name, vision=model.config.vision)
+    cache_bytes = cache.num_bytes(max_tokens, batch_size=batch_size, num_images=max_images)
+    images = f" and {max_images} images" if max_images and cache.bytes_per_image else ""
     if free_bytes is not None and weight_bytes + cache_bytes > free_bytes:
         raise ResourceError(
             f"weights in {name} take {format_bytes(weight_bytes)} and the KV cache of"
-            f" {max_tokens:,} tokens {format_bytes(cache_bytes)}, together"
+            f" {max_tokens:,} tokens{images} {format_bytes(cache_bytes)}, together"
             f" {format_bytes(weight_bytes + cache_bytes)}; {format_bytes(free_bytes)} are free"
             f" on {device}",
             hint="`llamatool kv-budget` shows what fits; a smaller dtype or fewer tokens need less",

@@ -88,6 +88,8 @@ class _Network(nn.Module):
 
     def __init__(self, model: Decoder, cache: KVCache) -> None:
         super().__init__()
+        if model.has_tower and model.has_cross_layers:
+            raise UnsupportedError("a model with cross-attention to images is not compiled")
         self.model = model
         self.scale = attention_factor(
             model.config.rope, max_position_embeddings=model.config.max_position_embeddings

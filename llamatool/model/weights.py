@@ -2,8 +2,8 @@
 
 Which stored tensors make up a parameter, and how, stands in checkpoint/names.py; this file only
 carries it out: join the shares of Meta's ranks, exchange the rows of q and k between the two
-RoPE layouts, transpose. One tensor at a time, so that loading needs the memory of the weights
-and of one tensor more.
+RoPE layouts, transpose, tabulate tile positions by aspect ratio. One tensor at a time, so that
+loading needs the memory of the weights and of one tensor more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from llamatool.checkpoint.names import (
     drop_reason,
     odd_name,
     tensor_specs,
+    tile_cells,
 )
 from llamatool.checkpoint.tensors import TensorInfo, TensorTable
 from llamatool.config.model import ModelConfig
@@ -57,6 +58,8 @@ class Weights:
             tensor = _pairs_to_halves(tensor, spec.num_heads)
         elif ways[0].operation == "transpose":
             tensor = tensor.T.contiguous()
+        elif ways[0].operation == "tiles":
+            tensor = _by_aspect_ratio(tensor, spec)
         return tensor.reshape(spec.shape).to(device)
 
     def fill(
@@ -231,6 +234,15 @@ def _pairs_to_halves(tensor: Tensor, num_heads: int) -> Tensor:
     source = tensor.reshape(num_heads, -1, 2, *rest)
     out.view(num_heads, 2, -1, *rest).transpose(1, 2).copy_(source)
     return out
+
+
+def _by_aspect_ratio(cells: Tensor, spec: TensorSpec) -> Tensor:
+    """Meta's tile positions by row and column, [T, T, ...], as Hugging Face's table by ratio."""
+    tiles = cells.shape[0]
+    table = cells.new_zeros(spec.shape[0], tiles, cells[0, 0].numel())
+    for (number, slot), (row, column) in tile_cells(spec.aspect_ratios, tiles).items():
+        table[number, slot] = cells[row, column].flatten()
+    return table
 
 
 def _misfit(info: TensorInfo, expected: tuple[int, ...]) -> str:

@@ -257,12 +257,6 @@ def test_embeddings_in_place_of_ids() -> None:
             model(**both)
 
 
-def test_images_are_refused_for_now() -> None:
-    _, model = BY_NAME["gqa"].build()
-    with pytest.raises(UnsupportedError, match="cross-attention to images"):
-        model(BY_NAME["gqa"].ids(), vision_BSD=torch.zeros(1, 1, 64))
-
-
 def test_other_activations_are_refused() -> None:
     theirs, _ = BY_NAME["gqa"].build()
     values = {**theirs.config.to_dict(), "hidden_act": "gelu"}
