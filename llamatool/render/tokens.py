@@ -143,17 +143,25 @@ def _models(rows: Sequence[tuple[TextReport, Measurement, ContextUse]], *, sever
 
 
 def _identities(identities: Sequence[Identity]) -> Grid:
-    rows = tuple(
-        (
-            identity.label,
-            identity.kind,
-            f"sha256 {identity.sha256[:8]}" if identity.sha256 else "",
-            f"counted with {identity.engine}",
-            identity.source if identity.title else "vocabulary not recognised",
+    rows = []
+    for identity in identities:
+        engine = "" if identity.engine == identity.kind else f", counted with {identity.engine}"
+        rows.append(
+            (
+                identity.title or "not recognised",
+                f"{identity.kind}{engine}",
+                f"{identity.vocab_size:,} ids",
+                f"sha256 {identity.sha256[:8]}" if identity.sha256 else "",
+                _place(identity.source),
+            )
         )
-        for identity in identities
-    )
-    return Grid(rows=rows, align="lllll", title="Tokenizers")
+    return Grid(rows=tuple(rows), align="llrll", title="Tokenizers")
+
+
+def _place(source: str) -> str:
+    """A path that is long by its last parts."""
+    parts = source.rstrip("/").split("/")
+    return source if len(source) <= 30 else "/".join(("...", *parts[-2:]))
 
 
 def texts_json(reports: Sequence[TextReport], notes: Sequence[Note]) -> dict[str, Any]:
@@ -546,7 +554,10 @@ def corpus_bars(report: CorpusReport) -> str:
         for row in report.rows
         if all(cell.premium for cell in row.cells)
     ]
-    title = f"Tokens of the same content, relative to {report.reference}"
+    reference = next(row.name for row in report.rows if row.code == report.reference)
+    title = f"Tokens of the same content, relative to {reference}"
+    if report.identities[0] is None:
+        title += " (estimates)"
     return bars_svg(title, report.tokenizers, rows, mark=1.0)
 
 

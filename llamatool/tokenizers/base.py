@@ -45,6 +45,7 @@ class Identity:
     title: str | None  # the same in words: Meta Llama 3
     engine: Engine  # the library that encodes
     notes: tuple[Note, ...] = ()
+    vocab_size: int = 0  # filled in by the tokenizer
 
     @property
     def label(self) -> str:

@@ -13,6 +13,7 @@ them, and Hugging Face gives their ids for any text.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,6 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, content: Content, text: str, identity: Identity) -> None:
         self.content = content
-        self.identity = identity
         self._engine = _engine(text, identity.source)
         added = content.get("added_tokens") or []
         vocabulary = content["model"]["vocab"]
@@ -60,6 +60,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.added_ids = {t["content"]: t["id"] for t in added if not t.get("special")}
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         self.vocab_size = max(*ids, *(t["id"] for t in added), 0) + 1
+        self.identity = replace(identity, vocab_size=self.vocab_size)
         bos, self.eos_ids = bos_and_stops(self.special_ids)
         template = template_bos(content)
         self.bos_id = bos if template is None else template

@@ -8,6 +8,7 @@ given to the library whole.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,8 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, data: bytes, model: SentencePieceModel, identity: Identity) -> None:
         self.data = data
         self.model = model
-        self.identity = identity
         self.vocab_size = len(model.pieces)
+        self.identity = replace(identity, vocab_size=self.vocab_size)
         self.special_ids = {
             piece: i
             for i, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True))

@@ -11,6 +11,7 @@ text at 400,000 characters and in runs of 25,000, which changes ids: 30,000 spac
 import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -58,11 +59,11 @@ class TiktokenTokenizer(Tokenizer):
     ) -> None:
         self.ranks = ranks
         self.pattern = pattern
-        self.identity = identity
         self.special_ids = specials
         self.bos_id, self.eos_ids = bos_and_stops(specials)
         self.add_bos = self.bos_id is not None
         self.vocab_size = max(len(ranks), max(specials.values(), default=-1) + 1)
+        self.identity = replace(identity, vocab_size=self.vocab_size)
         self._encoding = _encoding(ranks, pattern)
 
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:

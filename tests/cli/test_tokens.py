@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from llamatool.cli import tokens as command
+from llamatool.tokenizers import find
 from llamatool.tokenizers import load as loading
 from llamatool.tokenizers.modelproto import SentencePieceModel, build_model
 from tests.conftest import Finished
@@ -272,6 +273,28 @@ def test_a_generation_that_is_not_here_is_estimated_apart(run: Run) -> None:
     ]
     assert results[2]["error"] == 0.11
     assert "\u2248 Estimates" in run("tokens").stdout
+
+
+def test_without_any_tokenizer(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "_in_packages", lambda: iter(()))
+    done = run("tokens", "The river wakes.", "--plot", "t.svg")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(
+        '"The river wakes.": \u2248 4 with Meta Llama 2, \u2248 4 with Meta Llama 3, '
+        "\u2248 4 with Meta Llama 4 tokens (estimates, no tokenizer file found)"
+    )
+    results = json.loads(run("tokens", "The river wakes.", "--json").stdout)["texts"][0]["results"]
+    assert [r["exact"] for r in results] == [False] * 3
+    assert run("tokens", "--csv").stdout.count("false") == 57
+    assert "(estimates)" in _plotted(run, tmp_path)
+    failed = run("tokens", "--count", "x")
+    assert failed.exit_code == 4
+    assert "hint: pip install --no-deps llama-models" in failed.stderr
+
+
+def _plotted(run: Run, tmp_path: Path) -> str:
+    assert run("tokens", "--plot", "corpus.svg").exit_code == 0
+    return (tmp_path / "corpus.svg").read_text()
 
 
 def test_the_pocket_model_is_counted_too(run: Run, tmp_path: Path, small_json_file: Path) -> None:
