@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from llamatool.generate.text_model import Answer, Generation, Options, Request, TextModel
 
 _MAX_PROMPT_BYTES = 64 * 2**20
-_POCKET = "pocket"
+_POCKETS = ("pocket", "pocket-rope")  # the embedded models, the default first
+# What the pocket models can do: find a number that stands earlier in the text.
+_POCKET_PROMPT = (
+    "The magic number for silver falcon is 482913. The old baker counted the boats near the mill. "
+    "Question: What is the magic number for silver falcon?\n"
+    "Answer: The magic number for silver falcon is"
+)
 
 
 def generate(
@@ -223,9 +229,15 @@ def generate(
       llamatool generate ./Llama-3.2-1B-Instruct --prompts in.jsonl --out out.jsonl
     """
     _check(prompt, prompt_file, prompts, out, chat=chat, raw=raw, template=template, suffix=suffix)
+    is_pocket = model is None or (model in _POCKETS and not Path(model).exists())
+    source = _pocket(model or _POCKETS[0]) if is_pocket else str(model)
     text = None
     if prompts is None and not chat:
-        text = _prompt_text(prompt, prompt_file)
+        text = _prompt_text(prompt, prompt_file, default=_POCKET_PROMPT if is_pocket else None)
+        if is_pocket and text == _POCKET_PROMPT:
+            _say(f"prompt: {text}")
+            temperature = 0.0 if temperature is None else temperature
+            stop = stop or ["."]
     options: Options = {
         "max_new_tokens": max_new_tokens,
         "stops": stop or (),
@@ -238,7 +250,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     loaded = _load(
-        model,
+        source,
         device=device,
         dtype=dtype,
         quantize=quantize,
@@ -296,8 +308,8 @@ def _check(
         raise UsageError("--suffix fills one gap, without a conversation")
 
 
-def _prompt_text(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt from the argument, the file or a pipe.
+def _prompt_text(prompt: str | None, prompt_file: Path | None, *, default: str | None) -> str:
+    """The prompt from the argument, the file or a pipe, else the default.
 
     Raises: UsageError if there is none.
     """
@@ -309,12 +321,16 @@ def _prompt_text(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
     if prompt is None and sys.stdin.isatty():
+        if default is not None:
+            return default
         raise UsageError(
             "there is no prompt",
             hint="give it after MODEL, in a pipe, with --prompt-file, or talk with --chat",
         )
     text = _decoded(sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1), "standard input")
     if not text:
+        if default is not None and prompt is None:
+            return default
         raise UsageError("the prompt on standard input is empty", hint="give it after MODEL")
     return text
 
@@ -329,7 +345,7 @@ def _decoded(data: bytes, where: str) -> str:
 
 
 def _load(
-    source: str | None,
+    source: str,
     *,
     device: str,
     dtype: str | None,
@@ -351,7 +367,7 @@ def _load(
 
     with progress("Downloading", unit="files") as update:
         return load_generator(
-            _pocket(source) if source is None or source in _POCKETS else source,
+            source,
             device=device,
             dtype=dtype,
             quantize=quantize,
@@ -365,14 +381,10 @@ def _load(
         )
 
 
-_POCKETS = ("pocket", "pocket-rope")
-
-
-def _pocket(name: str | None) -> str:
+def _pocket(name: str) -> str:
     """The folder of an embedded model. Raises: UsageError where none is embedded."""
     from importlib.util import find_spec
 
-    name = name or _POCKET
     spec = find_spec("llamatool.pocket")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(location) / name

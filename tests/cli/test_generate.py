@@ -145,6 +145,19 @@ def test_many_prompts(run, tiny_chat: Path, tmp_path: Path) -> None:
     assert again["answered_now"] == 0
 
 
+def test_without_a_model(run) -> None:
+    """The embedded model answers its own question; a build without it says what to name."""
+    done = run("generate")
+    if not (ROOT / "llamatool" / "pocket" / "pocket" / "config.json").is_file():
+        assert done.exit_code == 2
+        assert done.stderr.startswith("error: this build holds no pocket model\n")
+        return
+    assert done.exit_code == 0
+    assert done.stdout.strip() == "482913"
+    assert done.stderr.startswith("pocket: a tiny model of synthetic text")
+    assert "no language model" in done.stderr.splitlines()[0]
+
+
 def test_no_pytorch(tiny_chat: Path) -> None:
     """Exit code 4 and what to install, in two lines."""
     code = (
