@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PIXELS = 100_000_000  # of a picture before it is made smaller; 300 MB once unpacked
-WHITE = (255, 255, 255)
+WHITE = (255, 255, 255, 255)
 
 
 class Tiles(NamedTuple):
@@ -214,10 +214,8 @@ def _rgb(picture: "Image", path: Path) -> "Image":
         picture = _eight_bits(picture)
     if not picture.has_transparency_data:
         return picture.convert("RGB")
-    layer = picture.convert("RGBA")
-    ground = Image.new("RGB", layer.size, WHITE)
-    ground.paste(layer, mask=layer.getchannel("A"))
-    return ground
+    ground = Image.new("RGBA", picture.size, WHITE)
+    return Image.alpha_composite(ground, picture.convert("RGBA")).convert("RGB")
 
 
 def _eight_bits(picture: "Image") -> "Image":
