@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llamatool.tokenizers import chunks
+from llamatool.tokenizers import chunks, sentencepiece
 from llamatool.tokenizers.base import Tokenizer
 from llamatool.tokenizers.chunks import Chunker, CutRule, cut_points, safe_chunks
 from llamatool.tokenizers.huggingface import HuggingFaceTokenizer
 from llamatool.tokenizers.load import from_bytes, load
 from llamatool.tokenizers.modelproto import SentencePieceModel
-from llamatool.tokenizers.sentencepiece import can_be_cut
+from llamatool.tokenizers.sentencepiece import SentencePieceTokenizer, can_be_cut
 from tests.tokenizers.conftest import load_fetched, random_text, smollm_file
 
 NUM_STRINGS = 100_000
@@ -160,3 +160,21 @@ def test_memory_of_a_long_stream_is_constant(tmp_path: Path) -> None:
         assert int(out[0]) == 14 * 1000 * num_pieces
         used.append(int(out[1]) / 1024)  # MiB
     assert used[1] - used[0] < 20
+
+
+@pytest.mark.parametrize("name", ["small", "llama2"])
+def test_words_and_parts_of_sentencepiece(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short texts made to go the way of long ones: word by word, and in parts."""
+    tokenizer: SentencePieceTokenizer = request.getfixturevalue(name)
+    monkeypatch.setattr(sentencepiece, "SHORT", 0)
+    monkeypatch.setattr(sentencepiece, "BLOCK", 20)
+    generator = random.Random(8)
+    for long in (0, 10**9):  # words are remembered, or not
+        monkeypatch.setattr(sentencepiece, "LONG", long)
+        for enough in (0, 10**9):  # the next blocks go in parts, or not
+            monkeypatch.setattr(sentencepiece, "ENOUGH_WORDS", enough)
+            for _ in range(3_000):
+                text = random_text(generator)
+                assert tokenizer.encode(text) == tokenizer._whole.encode(text), ascii(text)
