@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "import typer, llamatool.cli.app, numpy"
@@ -29,25 +30,31 @@ def main() -> None:
         _python(ROOT / "tools" / "fake_checkpoint.py", source)
     size = sum(path.stat().st_size for path in source.glob("*.pth"))
     print(f"model: {size / 1e9:.2f} GB in {folder}")
-    runs: dict[str, list[float]] = {}
-    peaks: dict[str, int] = {}
+    runs: dict[str, list[Run]] = {}
     for _ in range(options.rounds):
         runs.setdefault("cp && sync", []).append(_copy(source, folder / "copy"))
         for mode in ("none", "hash", "full"):
-            seconds, peak, _, _ = _convert(source, folder / "hf", "--verify", mode)
-            runs.setdefault(f"convert --verify {mode}", []).append(seconds)
-            peaks[mode] = max(peak, peaks.get(mode, 0))
-    copy = statistics.median(runs["cp && sync"])
-    for name, seconds in runs.items():
-        median = statistics.median(seconds)
-        print(f"{name:24} {median:6.2f} s   {median / copy:5.2f} x cp")
+            found = _convert(source, folder / "hf", "--verify", mode)
+            runs.setdefault(f"convert --verify {mode}", []).append(found)
+    copies = runs["cp && sync"]
+    copy = statistics.median(run.seconds for run in copies)
+    print(f"{'':24} {'wall':>8} {'CPU':>8}   wall x cp (of each round)")
+    for name, found in runs.items():
+        wall = statistics.median(run.seconds for run in found)
+        cpu = statistics.median(run.cpu_seconds for run in found)
+        ratios = [run.seconds / one.seconds for run, one in zip(found, copies, strict=True)]
+        each = " ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+        print(f"{name:24} {wall:6.2f} s {cpu:6.2f} s   {wall / copy:5.2f}   ({each})")
     baseline = _peak_of(BASELINE)
-    for mode, peak in peaks.items():
+    for mode in ("none", "hash", "full"):
+        peak = max(run.peak_bytes for run in runs[f"convert --verify {mode}"])
         print(
             f"peak memory, {mode:10} {peak / 2**20:6.0f} MiB, "
             f"{(peak - baseline) / 2**20:.0f} above an idle llamatool with numpy"
         )
-    _, _, written, first = _convert(source, folder / "hf", "--verify", "none")
+    plain = runs["convert --verify none"]
+    written = max(run.written_bytes for run in plain)
+    first = statistics.median(run.first_byte_seconds for run in plain)
     print(f"bytes written            {written / size:.4f} x the model")
     print(f"first byte of tensors    {first:.2f} s after the start")
     digests = set()
@@ -57,25 +64,37 @@ def main() -> None:
     print(f"output for 1, 2, 4 threads: {'the same' if len(digests) == 1 else 'DIFFERENT'}")
     if options.resharding:
         _convert(source, folder / "hf", "--verify", "none")
-        seconds, *_ = _convert(folder / "hf", folder / "back", "--mp", "8", "--verify", "none")
+        back = _convert(folder / "hf", folder / "back", "--mp", "8", "--verify", "none")
+        seconds = back.seconds
         print(f"Hugging Face to 8 shards {seconds:6.2f} s   {seconds / copy:5.2f} x cp")
     for name in ("copy", "hf", "back"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _copy(source: Path, target: Path) -> float:
+class Run(NamedTuple):
+    """One copy or conversion."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int = 0
+    written_bytes: int = 0
+    first_byte_seconds: float = 0.0
+
+
+def _copy(source: Path, target: Path) -> Run:
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     started = time.perf_counter()
-    subprocess.run(["cp", "-r", source, target], check=True)
+    process = subprocess.Popen(["cp", "-r", source, target])
+    _, _, usage = os.wait4(process.pid, 0)
+    process.returncode = 0
     os.sync()
     seconds = time.perf_counter() - started
     shutil.rmtree(target)
-    return seconds
+    return Run(seconds, usage.ru_utime + usage.ru_stime)
 
 
-def _convert(source: Path, target: Path, *arguments: str) -> tuple[float, int, int, float]:
-    """Seconds, peak memory in bytes, bytes written, seconds until the first tensor byte."""
+def _convert(source: Path, target: Path, *arguments: str) -> Run:
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     command = [sys.executable, "-m", "llamatool", "convert", source, target, "-q", "--no-tokenizer"]
@@ -97,7 +116,8 @@ def _convert(source: Path, target: Path, *arguments: str) -> tuple[float, int, i
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"convert ended with {process.returncode}")
-    return seconds, usage.ru_maxrss * 1024, written, first
+    cpu = usage.ru_utime + usage.ru_stime
+    return Run(seconds, cpu, usage.ru_maxrss * 1024, written, first)
 
 
 def _io(pid: int) -> dict[str, int]:
