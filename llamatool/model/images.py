@@ -90,8 +90,8 @@ def open_picture(path: str | Path) -> "Image":
         raise MissingExtraError("reading images", "Pillow", "vision") from None
     path = Path(path)
     with files.open_regular(path) as stream, warnings.catch_warnings():
-        # Pillow warns from 89 million pixels on; the limit here is an error in words.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        # Of large pictures (the limit here is an error in words) and of odd notes in files.
+        warnings.simplefilter("ignore")
         try:
             picture = Image.open(stream)
             _require_decent(picture.size, path)
@@ -220,8 +220,4 @@ def _rgb(picture: "Image", path: Path) -> "Image":
 
 def _eight_bits(picture: "Image") -> "Image":
     """Grey of 16 bits as grey of 8: value / 257, rounded. Pillow itself would cut off at 255."""
-    from PIL import Image
-
-    wide = torch.frombuffer(bytearray(picture.convert("I").tobytes()), dtype=torch.int32)
-    narrow = ((wide.clamp(0, 65535).float() / 257).round()).to(torch.uint8)
-    return Image.frombytes("L", picture.size, bytes(narrow.tolist()))
+    return picture.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
