@@ -231,6 +231,12 @@ def _folder(source: str, path: Path) -> Source:
 
 def _bare_folder(source: str, path: Path, names: set[str]) -> Source:
     """A folder without configuration: its one checkpoint, if there is one."""
+    if "adapter_config.json" in names:
+        raise UnsupportedError(
+            "the folder holds an adapter (LoRA), not a model",
+            where=str(path),
+            hint="merge it into its base model first",
+        )
     indexes = sorted(name for name in names if name.endswith(".index.json"))
     if len(indexes) == 1:
         return _file(source, path / indexes[0])

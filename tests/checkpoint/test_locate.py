@@ -175,6 +175,10 @@ def test_folders_that_hold_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(LlamatoolError, match=r"weights, but neither config\.json nor"):
         locate(str(tmp_path))
     (tmp_path / "consolidated.00.pth").unlink()
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(LlamatoolError, match=r"an adapter \(LoRA\), not a model"):
+        locate(str(tmp_path))
+    (tmp_path / "adapter_config.json").unlink()
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(LlamatoolError, match=r"holds 2 \.gguf files"):

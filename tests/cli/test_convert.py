@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.convert.models import save_llama, tensors
+from tests.convert.models import rewrite, save_llama, tensors
 
 from .runner import ROOT, run
 
@@ -61,6 +62,46 @@ def test_json(tmp_path: Path, source: Path) -> None:
     assert content["verify"] == {"mode": "hash", "ok": True, "problem": None}
     stored = sum(t.numel() * t.element_size() for t in tensors(source).values())
     assert content["bytes_written"] == content["bytes_read"] == stored
+
+
+def key_paths(value: object, prefix: str = "") -> set[str]:
+    if isinstance(value, dict):
+        inner = [(f"{prefix}.{key}" if prefix else key, item) for key, item in value.items()]
+        return {path for path, _ in inner}.union(*(key_paths(item, path) for path, item in inner))
+    if isinstance(value, list):
+        return set().union(*(key_paths(item, f"{prefix}[]") for item in value))
+    return set()
+
+
+def test_json_page_names_every_key(tmp_path: Path, source: Path) -> None:
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    described = {
+        command: set(
+            re.findall(
+                r"^\| `([^`]+)` \|",
+                page.split(f"\n## {command}\n")[1].split("\n## ")[0],
+                re.MULTILINE,
+            )
+        )
+        for command in ("convert", "verify")
+    }
+    content = tensors(source)
+    content["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    rewrite(tmp_path / "odd", content, beside=source)
+    runs = [
+        ("convert", tmp_path / "odd", tmp_path / "out", "--to", "hf", "--dry-run"),
+        ("convert", tmp_path / "odd", tmp_path / "out", "--to", "hf", "--dtype", "fp16"),
+        ("convert", source, tmp_path / "meta", "--base", "-q"),
+        ("convert", tmp_path / "meta", tmp_path / "back", "-q"),
+    ]
+    found = set()
+    for arguments in runs:
+        result = run(*arguments, "--no-tokenizer", "--json")
+        assert result.code == 0, result.err
+        found |= key_paths(json.loads(result.out))
+    assert found == described["convert"]
+    result = run("verify", source, tmp_path / "out", "--json")
+    assert key_paths(json.loads(result.out)) == described["verify"]
 
 
 ERRORS = {

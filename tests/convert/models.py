@@ -142,7 +142,11 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def rewrite(folder: Path, content: dict[str, torch.Tensor]) -> None:
+def rewrite(folder: Path, content: dict[str, torch.Tensor], *, beside: Path | None = None) -> None:
+    """Other tensors for a folder, which may take its configuration from another one."""
+    if beside is not None:
+        folder.mkdir()
+        (folder / "config.json").write_bytes((beside / "config.json").read_bytes())
     save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
 
 
