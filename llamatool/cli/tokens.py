@@ -516,6 +516,11 @@ def _places() -> "Places":
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folders = tuple(Path(part) for part in named.split(os.pathsep) if part)
+    for folder in folders:
+        if not folder.exists():
+            sys.stderr.write(
+                f"warning: LLAMATOOL_TOKENIZERS names `{folder}`, which is not there\n"
+            )
     return Places(folders, cache if cache.is_dir() else None)
 
 

@@ -311,6 +311,10 @@ def test_the_pocket_model_is_counted_too(run: Run, tmp_path: Path, small_json_fi
 
 
 def test_a_folder_of_tokenizers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMATOOL_TOKENIZERS", "nowhere")
+    missing = run("tokens", "a", "-t", "llama3", "--count")
+    assert (missing.exit_code, missing.stdout) == (0, "1\n")
+    assert missing.stderr == ("warning: LLAMATOOL_TOKENIZERS names `nowhere`, which is not there\n")
     monkeypatch.setenv("LLAMATOOL_TOKENIZERS", str(fetched("llama2/tokenizer.model").parent))
     assert run("tokens", "--count", "-t", "llama2", "<s>Hello").stdout == "4\n"
     results = json.loads(run("tokens", "a", "--json").stdout)["texts"][0]["results"]
