@@ -339,8 +339,13 @@ def _test(
     _require_torch()
     if not as_json:
         render.say_plan(test, test.plan(), file=sys.stderr)
-    with _live(test, palette, quiet=as_json) as (on_trial, tick):
-        report = test.run(on_trial, tick)
+    try:
+        with _live(test, palette, quiet=as_json) as (on_trial, tick):
+            report = test.run(on_trial, tick)
+    except KeyboardInterrupt:
+        kept = "" if options.out is None else ": the same command goes on from here"
+        sys.stderr.write(f"interrupted{kept}\n")
+        raise typer.Exit(130) from None
     if options.out is not None:
         render.write_files(options.out, report, palette)
     if as_json:

@@ -58,8 +58,8 @@ def parse_depths(text: str, scale: Scale = "linear") -> tuple[float, ...]:
 
     Args: scale: of a number of depths; sigmoid puts more of them near both ends.
     Raises: UsageError.
-    Example: `3` -> 0, 0.5, 1; `0,25,100` -> 0, 0.25, 1; `5` on the sigmoid scale -> 0, 0.0699,
-    0.5, 0.9301, 1.
+    Example: `3` -> 0, 0.5, 1; `0,25,100` -> 0, 0.25, 1; `5` on the sigmoid scale -> 0, 0.0701,
+    0.5, 0.9299, 1.
     """
     parts = text.split(",")
     try:
@@ -71,7 +71,7 @@ def parse_depths(text: str, scale: Scale = "linear") -> tuple[float, ...]:
             raise _no_depths(text)
         return tuple(sorted({round(value / 100, 6) for value in values}))
     count = values[0]
-    if count != int(count) or not 1 <= count <= MAX_POINTS:
+    if not 1 <= count <= MAX_POINTS or count != int(count):
         raise _no_depths(text)
     if count == 1:
         return (0.5,)
