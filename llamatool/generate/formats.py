@@ -32,6 +32,7 @@ class Message:
 
     role: Role
     content: str
+    num_images: int = 0  # they stand before the content
 
 
 class Control(NamedTuple):
@@ -48,6 +49,8 @@ class Text(NamedTuple):
 
 
 Part = Control | Text
+
+IMAGE = "<|image|>"  # the control token in whose place an image is read
 
 
 @record
@@ -182,7 +185,8 @@ def _with_headers(
         made: list[Part] = [Control((bos,))]
         for message in messages:
             last = tool_stop if message.role == "tool" else stop
-            made += [*header(message.role), Text(message.content), Control((last,))]
+            images = [Control((IMAGE,))] * message.num_images
+            made += [*header(message.role), *images, Text(message.content), Control((last,))]
         return made + header("assistant")
 
     return parts

@@ -8,15 +8,17 @@ of the result: nothing is applied in silence.
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llamatool.config.generation import Identity
 from llamatool.errors import InputError, UnsupportedError
 from llamatool.generate.formats import (
     FORMATS,
+    IMAGE,
     INFILL_STOP_NAMES,
     ChatFormat,
     Message,
+    control_id,
     encode_parts,
     format_of,
     infill_parts,
@@ -25,6 +27,9 @@ from llamatool.generate.template import ChatTemplate, encode_template
 from llamatool.records import record
 from llamatool.tokenizers.base import Tokenizer
 from llamatool.tokenizers.special import ControlStrings
+
+if TYPE_CHECKING:
+    from llamatool.model.images import Tiles
 
 Mode = Literal["chat", "raw"]
 
@@ -55,6 +60,7 @@ class Prompt:
     mode: Mode
     stop_names: tuple[str, ...] = ()  # control tokens that end the answer, besides the usual ones
     warnings: tuple[str, ...] = ()
+    images: "tuple[Tiles, ...]" = ()  # whose ids stand among the others, in their order
 
 
 def choose_writing(
@@ -136,13 +142,16 @@ def encode_chat(
     return _checked(ids, "chat", tokenizer, writing.format.stop_names, one_bos=one_bos)
 
 
-def encode_raw(text: str, tokenizer: Tokenizer) -> Prompt:
-    """The prompt that lets the model continue `text`: its ids behind one BOS.
+def encode_raw(text: str, tokenizer: Tokenizer, *, num_images: int = 0) -> Prompt:
+    """The prompt that lets the model continue `text`: its ids behind one BOS and the images.
 
     There is none where the tokenizer's file says so (SmolLM2).
+    Raises: TokenizerError if there are images and the tokenizer has no token for their place.
     Example: Llama 3, `hi` -> (128000, 6151).
     """
     ids = tokenizer.encode(text)
+    if num_images:
+        ids = [control_id(tokenizer, (IMAGE,))] * num_images + ids
     bos = tokenizer.bos_id
     if tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
         ids = [bos, *ids]

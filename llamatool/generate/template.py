@@ -46,7 +46,7 @@ def encode_template(
     """
     names = _names(tokenizer)
     marks = _Marks(names)
-    guarded = [{"role": m.role, "content": marks.guard(m.content)} for m in messages]
+    guarded = [{"role": m.role, "content": _content(m, marks)} for m in messages]
     text = render(template, guarded, now=now)
     ids: list[int] = []
     for part in _split(text, names):
@@ -59,7 +59,7 @@ def encode_template(
 
 def render(
     template: ChatTemplate,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, object]],
     *,
     now: datetime | None = None,
 ) -> str:
@@ -109,6 +109,14 @@ def render(
         raise InputError(
             f"the chat template fails: {str(error) or type(error).__name__}", where=template.where
         ) from None
+
+
+def _content(message: Message, marks: "_Marks") -> object:
+    """The content as templates know it: a text, or a list where there are images."""
+    text = marks.guard(message.content)
+    if not message.num_images:
+        return text
+    return [{"type": "image"}] * message.num_images + [{"type": "text", "text": text}]
 
 
 class _RefusedError(Exception):
