@@ -459,7 +459,7 @@ def _converse(loaded: "TextModel", system: str | None, options: "Options") -> No
     while line := _ask():
         messages.append(Message("user", line))
         request = loaded.request(loaded.prompt(messages), **options)
-        generation, interrupted = _write(loaded.answer(request))
+        generation, interrupted = _write(loaded.answer(request, keep=True))
         if interrupted:
             _say("(interrupted)")
         messages.append(Message("assistant", generation.text))

@@ -209,19 +209,19 @@ def _answers(model: "TextModel", batch: Sequence[_Task]) -> list[dict[str, Any]]
     """The answers to a batch, as objects to write."""
     requests = [task.request for task in batch]
     stops = [model.stop_ids(request.prompt) for request in requests]
+    first = requests[0]
+    max_new_tokens = fit_context(
+        len(first.prompt.ids),
+        first.max_new_tokens,
+        model.decoder.config.max_position_embeddings,
+        beyond_context=first.beyond_context,
+    )
+    model.require_memory(len(first.prompt.ids) + max_new_tokens, len(batch))
     run = Run(
         model.decoder,
         [request.prompt.ids for request in requests],
-        Plan(
-            requests[0].sampling,
-            fit_context(
-                len(requests[0].prompt.ids),
-                requests[0].max_new_tokens,
-                model.decoder.config.max_position_embeddings,
-                beyond_context=requests[0].beyond_context,
-            ),
-            frozenset().union(*(stop.ids for stop in stops)),
-        ),
+        Plan(first.sampling, max_new_tokens, frozenset().union(*(stop.ids for stop in stops))),
+        step=model.step,
         seeds=[request.seed for request in requests],
     )
     texts = [TextStream(model.tokenizer, after=r.prompt.ids, stops=r.stops) for r in requests]

@@ -107,7 +107,8 @@ class Run:
         prompts: ids, all rows of one length.
         seeds: of each row's chance; None: another answer each time.
         step: reads one token of each row and gives logits; the model itself if None.
-        cache: with room for prompt and answer; a fresh one if None.
+        cache: with room for prompt and answer, which may hold the beginning of the prompt already;
+        a fresh one if None.
         """
         self.model = model
         self.plan = plan
@@ -144,7 +145,7 @@ class Run:
         self._start = time.perf_counter()
         ids_BT = torch.tensor(self._prompts, dtype=torch.long, device=device)
         with torch.inference_mode():
-            logits_BV = self.model.prefill(ids_BT, self.cache)[:, -1]
+            logits_BV = self.model.prefill(ids_BT[:, self.cache.length :], self.cache)[:, -1]
         require_finite(logits_BV, self.model.dtype)
         seen_BT = ids_BT if plan.sampling.repetition_penalty != 1.0 else None
         # On a GPU the next step is under way before this token is looked at; on a CPU that would

@@ -21,7 +21,7 @@ from llamatool.generate.formats import IMAGE, control_id, find_control
 from llamatool.generate.prompt import Prompt
 
 if TYPE_CHECKING:
-    from llamatool.config.model import ModelConfig, VisionConfig
+    from llamatool.config.model import ModelConfig
     from llamatool.model.images import Tiles
     from llamatool.tokenizers.base import Tokenizer
 
@@ -60,9 +60,7 @@ def image_ids(image: "Tiles", config: "ModelConfig", tokenizer: "Tokenizer") -> 
     assert vision is not None
     if config.cross_attention_layers:
         return [vision.image_token_id]
-    from llamatool.model.vision_llama4 import tokens_per_tile
-
-    patches = [vision.image_token_id] * tokens_per_tile(vision)
+    patches = [vision.image_token_id] * vision.tokens_per_tile
     rows, columns = image.grid
     ids = [control_id(tokenizer, ("<|image_start|>",))]
     if rows * columns > 1:
@@ -72,17 +70,3 @@ def image_ids(image: "Tiles", config: "ModelConfig", tokenizer: "Tokenizer") -> 
         ids += row * rows
     ids += [control_id(tokenizer, (IMAGE,)), *patches]
     return [*ids, control_id(tokenizer, ("<|image_end|>",))]
-
-
-def most_tokens(vision: "VisionConfig", *, crosses: bool) -> int:
-    """Tokens of text that an image takes at most.
-
-    Args: crosses: whether the model sees by cross-attention.
-    Example: Llama 3.2 Vision -> 1; Llama 4 -> 2467, of 16 tiles and the global one.
-    """
-    if crosses:
-        return 1
-    from llamatool.model.vision_llama4 import tokens_per_tile
-
-    tiles = vision.max_num_tiles
-    return (tiles + 1) * tokens_per_tile(vision) + tiles + 3

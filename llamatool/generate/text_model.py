@@ -7,12 +7,12 @@ for piece in model.stream("Tell me a story."):
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from llamatool.errors import CheckpointError, TokenizerError, UsageError
+from llamatool.errors import CheckpointError, ResourceError, TokenizerError, UsageError
 from llamatool.generate.engine import DEFAULT_NEW_TOKENS, Plan, Run, StopReason, Timing, fit_context
 from llamatool.generate.formats import Message
 from llamatool.generate.prompt import (
@@ -28,9 +28,11 @@ from llamatool.generate.settings import Settings, chosen_template, read_folder, 
 from llamatool.generate.stop import StopIds, stop_ids
 from llamatool.generate.stream import TextStream
 from llamatool.records import record
+from llamatool.units import format_bytes
 
 if TYPE_CHECKING:
     from llamatool.generate.engine import Step
+    from llamatool.model.cache import KVCache
     from llamatool.model.decoder import Decoder
     from llamatool.model.static import StaticStep
     from llamatool.source import LoadedSource, Progress
@@ -89,8 +91,10 @@ class Answer:
         self._stops = stops
         self._ids: list[int] = []
         self._pieces: list[str] = []
+        self.when_done: Callable[[Run, Sequence[int]], None] | None = None
 
     def __iter__(self) -> Iterator[str]:
+        """The text, piece by piece: whole characters, none of a stop text."""
         for (token_id,) in self._run:
             if token_id in self._stops.ids:
                 continue  # the run notes it and ends
@@ -101,11 +105,17 @@ class Answer:
                 self._run.stop(0, "stop_text")
         if piece := self._keep(self._text.finish()):
             yield piece
+        self._done()
 
     def interrupt(self) -> str:
         """Ends the answer here; what was held back of a character or stop text is returned."""
         self._run.stop(0, "interrupted")
+        self._done()
         return self._keep(self._text.finish())
+
+    def _done(self) -> None:
+        if self.when_done is not None:
+            self.when_done(self._run, (*self._prompt.ids, *self._ids))
 
     @property
     def result(self) -> Generation:
@@ -151,6 +161,7 @@ class TextModel:
         self.step: Step | None = None  # reads one token; None: through the decoder itself
         self.compiles = False
         self._static: StaticStep | None = None
+        self._past: tuple[tuple[int, ...], KVCache] | None = None  # read last, where it is kept
 
     def prompt(
         self,
@@ -194,22 +205,51 @@ class TextModel:
             names=prompt.stop_names,
         )
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request, *, keep: bool = False) -> Answer:
         """The answer to `request`, to be iterated over.
 
-        Raises: InputError if prompt and answer exceed the context.
+        Args: keep: keeps what was read, so that the next answer reads only what is new in its
+        prompt: for conversations.
+        Raises: InputError if prompt and answer exceed the context; ResourceError if their keys
+        and values do not fit into memory.
         """
         prompt = request.prompt
         stops = self.stop_ids(prompt)
         plan = Plan(request.sampling, self._max_new_tokens(request), stops.ids)
+        max_tokens = len(prompt.ids) + plan.max_new_tokens
         step, cache = self.step, None
         if self.compiles:
-            step = self._compiled(len(prompt.ids) + plan.max_new_tokens)
+            step = self._compiled(max_tokens)
             cache = step.cache
+        elif keep:
+            cache = self._continued(prompt.ids, max_tokens)
+        if cache is None:
+            self.require_memory(max_tokens)
         run = Run(self.decoder, [prompt.ids], plan, seeds=[request.seed], step=step, cache=cache)
-        return Answer(
-            run, TextStream(self.tokenizer, after=prompt.ids, stops=request.stops), prompt, stops
-        )
+        text = TextStream(self.tokenizer, after=prompt.ids, stops=request.stops)
+        answer = Answer(run, text, prompt, stops)
+        if keep:
+            answer.when_done = self._keep
+        return answer
+
+    def require_memory(self, max_tokens: int, batch_size: int = 1) -> None:
+        """Checks that keys and values of so many tokens fit into the memory that is free.
+
+        Raises: ResourceError with both numbers.
+        """
+        from llamatool.model.load import free_memory
+        from llamatool.sizing.kv_cache import kv_bytes
+
+        decoder = self.decoder
+        name = str(decoder.dtype).removeprefix("torch.")
+        needed = kv_bytes(decoder.plan, max_tokens, batch_size=batch_size, dtype=name)
+        free = free_memory(decoder.device)
+        if free is not None and needed > free:
+            raise ResourceError(
+                f"the KV cache of {max_tokens:,} tokens takes {format_bytes(needed)};"
+                f" {format_bytes(free)} are free on {decoder.device}",
+                hint="shorten the prompt or lower --max-new-tokens",
+            )
 
     def generate(
         self,
@@ -272,6 +312,26 @@ class TextModel:
         self._static.cache.truncate(0)
         return self._static
 
+    def _continued(self, ids: tuple[int, ...], max_tokens: int) -> "KVCache | None":
+        """A cache that holds the beginning of `ids` already, if the last one does."""
+        if self._past is None or self.decoder.rope.depends_on_length:
+            return None
+        read, cache = self._past
+        self._past = None
+        common = 0
+        for ours, theirs in zip(read, ids[:-1], strict=False):  # one is left to be read
+            if ours != theirs:
+                break
+            common += 1
+        try:
+            cache.truncate(common)
+        except ValueError:  # a ring has gone over it
+            return None
+        return cache if cache.max_tokens >= max_tokens else cache.fork(2 * max_tokens)
+
+    def _keep(self, run: Run, ids: Sequence[int]) -> None:
+        self._past = (tuple(ids[: run.cache.length]), run.cache)
+
     def _max_new_tokens(self, request: Request) -> int:
         if request.max_new_tokens is not None and request.max_new_tokens < 1:
             raise UsageError(f"--max-new-tokens is {request.max_new_tokens}: at least 1")
@@ -300,7 +360,8 @@ def load_generator(
     """A model that answers text, from a folder, a GGUF file, weights, or a hub id.
 
     Args:
-    device, dtype, max_tokens: as in `load_model`.
+    device, dtype, max_tokens: as in `load_model`; but float16 becomes bfloat16 on a CPU, which has
+    no quick float16 and where it may overflow.
     quantize: `int8` for weights of one byte.
     compile_step: compiles the decoding step, with CUDA graphs on a GPU; the first answers are slow.
     raw: gives every text to the model as it is. chat: insists on a conversation.
@@ -311,7 +372,7 @@ def load_generator(
     Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
     if chat is asked for and no format is known.
     """
-    from llamatool.model.load import load_model
+    from llamatool.model.load import find_device, load_model
     from llamatool.source import load_source
 
     start = time.perf_counter()
@@ -332,6 +393,8 @@ def load_generator(
     writing = choose_writing(
         identity, template=file_template, names=names, raw=raw, chat=chat, format_name=format_name
     )
+    if dtype is None and config.dtype == "float16" and find_device(device).type == "cpu":
+        dtype = "bfloat16"
     decoder = load_model(path, device=device, dtype=dtype, max_tokens=max_tokens)
     if quantize is not None:
         from llamatool.model.quantize import quantize_int8
@@ -358,6 +421,8 @@ def _fast_step(decoder: "Decoder", *, pack: bool) -> "Step | None":
     from llamatool.model.fast import DecodeStep, extra_bytes, speed_up
     from llamatool.model.load import free_memory
 
+    if decoder.has_tower and decoder.has_cross_layers:
+        return None
     free_bytes = free_memory(decoder.device)
     if pack and free_bytes is not None and extra_bytes(decoder) > free_bytes:
         return None

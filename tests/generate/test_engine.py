@@ -30,43 +30,38 @@ PROMPTS = [
 NUM_TOKENS = 64
 
 
-@pytest.fixture(scope="module")
-def their_ids(smollm: TextModel, theirs: Any) -> list[list[int]]:
-    """64 greedy ids of transformers for each prompt, whatever stops there are.
-
-    Its own loop for the first. For the others one pass over prompt and answer: if the most likely
-    token behind every position is the next one, the loop would have written the same.
-    """
-    found = []
-    for number, text in enumerate(PROMPTS):
-        prompt = list(smollm.prompt(text).ids)
-        ours = greedy(smollm, text)
-        if number == 0:
-            ids = torch.tensor([prompt])
-            out = theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=NUM_TOKENS,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            found.append(out[0, len(prompt) :].tolist())
-            continue
-        with torch.no_grad():
-            logits = theirs(torch.tensor([prompt + ours])).logits[0]
-        found.append(logits[len(prompt) - 1 : -1].argmax(-1).tolist())
-    return found
-
-
 def greedy(model: TextModel, text: str) -> list[int]:
     plan = Plan(Sampling(0.0), NUM_TOKENS, frozenset())
     return [i for (i,) in Run(model.decoder, [model.prompt(text).ids], plan, step=model.step)]
 
 
+@pytest.fixture(scope="module")
+def our_ids(smollm: TextModel) -> list[list[int]]:
+    """64 greedy ids for each prompt, whatever stops there are."""
+    return [greedy(smollm, text) for text in PROMPTS]
+
+
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
-def test_greedy_ids_from_the_gguf(number: int, smollm: TextModel, their_ids) -> None:
-    assert greedy(smollm, PROMPTS[number]) == their_ids[number]
+def test_greedy_ids_are_those_of_transformers(number: int, our_ids, smollm, theirs: Any) -> None:
+    """Its own loop for the first prompt. For the others one pass over prompt and answer: if the
+    most likely token behind every position is the next one, the loop would write the same.
+    """
+    prompt, ours = list(smollm.prompt(PROMPTS[number]).ids), our_ids[number]
+    assert len(ours) == NUM_TOKENS
+    if number == 0:
+        ids = torch.tensor([prompt])
+        out = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert ours == out[0, len(prompt) :].tolist()
+    with torch.no_grad():
+        logits = theirs(torch.tensor([prompt + ours])).logits[0]
+    assert ours == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +74,16 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_greedy_ids_from_the_converted_folder(converted: Path, smollm, their_ids) -> None:
+def test_greedy_ids_from_the_converted_folder(converted: Path, smollm, our_ids) -> None:
+    """The loop for the first prompt, one pass for the others, as above."""
     model = load_generator(converted, device="cpu", dtype="float32")
     assert (model.layout, model.writing.mode) == ("huggingface", "chat")
-    for text, expected in zip(PROMPTS, their_ids, strict=True):
+    assert greedy(model, PROMPTS[0]) == our_ids[0]
+    for text, ours in zip(PROMPTS, our_ids, strict=True):
         assert model.prompt(text) == smollm.prompt(text)
-        assert greedy(model, text) == expected
+        ids = torch.tensor([[*model.prompt(text).ids, *ours[:-1]]])
+        logits = model.decoder(ids, logits_to_keep=NUM_TOKENS)[0]
+        assert ours == logits.argmax(-1).tolist()
 
 
 def test_paris(smollm: TextModel) -> None:
@@ -231,3 +230,43 @@ def test_options_are_checked_before_anything_is_written(smollm: TextModel) -> No
 
 def test_public_name() -> None:
     assert llamatool.load_generator is load_generator
+
+
+def test_a_conversation_reads_only_what_is_new(tiny_chat: Path, monkeypatch) -> None:
+    model, fresh = (load_generator(tiny_chat, device="cpu") for _ in range(2))
+    read: list[int] = []
+    prefill = model.decoder.prefill
+    monkeypatch.setattr(
+        model.decoder,
+        "prefill",
+        lambda ids, cache, **rest: read.append(ids.shape[1]) or prefill(ids, cache, **rest),
+    )
+    messages: list[Message] = []
+    for text in ("one two three", "four", "five six"):
+        messages.append(Message("user", text))
+        prompt = model.prompt(messages)
+        options = {"temperature": 0.0, "max_new_tokens": 20}
+        answer = model.answer(model.request(prompt, **options), keep=True)
+        shown = "".join(answer)
+        alone = fresh.answer(fresh.request(fresh.prompt(messages), **options))
+        assert shown == "".join(alone)
+        assert answer.result.output_ids == alone.result.output_ids
+        messages.append(Message("assistant", shown))
+    lengths = [len(model.prompt(messages[:n]).ids) for n in (1, 3, 5)]
+    assert read[0] == lengths[0]
+    assert read[1] < lengths[1]
+    assert read[2] < lengths[2]
+    # Another conversation has only its beginning in common.
+    other = model.answer(model.request(model.prompt("zero"), **options), keep=True)
+    assert "".join(other) == fresh.generate("zero", **options).text
+
+
+def test_a_cache_that_does_not_fit_is_refused(smollm: TextModel, monkeypatch) -> None:
+    from llamatool.errors import ResourceError
+    from llamatool.model import load
+
+    monkeypatch.setattr(load, "free_memory", lambda device: 10_000_000)
+    with pytest.raises(
+        ResourceError, match=r"KV cache of 8,0\d\d tokens takes .* 9.54 MiB are free"
+    ):
+        smollm.generate("hi", max_new_tokens=8000)
