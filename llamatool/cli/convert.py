@@ -3,8 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -223,20 +223,32 @@ def convert(
 @contextmanager
 def steps(*, quiet: bool) -> "Iterator[Progress]":
     """Progress by bytes: a bar on a terminal, a line for every tenth in a pipe."""
-    from llamatool.cli.progress import progress
-
     if quiet:
         yield lambda step, done, total, name: None
         return
     if not sys.stderr.isatty():
         yield _Lines()
         return
-    with (
-        progress("Converting", unit="bytes") as convert_bar,
-        progress("Verifying", unit="bytes") as verify_bar,
-    ):
-        bars = {"converting": convert_bar, "verifying": verify_bar}
-        yield lambda step, done, total, name: bars[step](done, total)
+    with ExitStack() as stack:
+        yield _Bars(stack)
+
+
+class _Bars:
+    """One bar after the other, each opened when its step begins."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._step = ""
+        self._update: Callable[[int, int], None] = lambda done, total: None
+
+    def __call__(self, step: str, done: int, total: int, name: str) -> None:
+        if step != self._step:
+            from llamatool.cli.progress import progress
+
+            self._stack.close()
+            self._step = step
+            self._update = self._stack.enter_context(progress(step.capitalize(), unit="bytes"))
+        self._update(done, total)
 
 
 class _Lines:
