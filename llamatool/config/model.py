@@ -94,6 +94,14 @@ class VisionConfig:
         """Positions of one tile, the class token included: 1601 at 560 px with patches of 14."""
         return (self.image_size // self.patch_size) ** 2 + 1
 
+    @property
+    def tokens_per_tile(self) -> int:
+        """Tokens of text that a tile takes where its features stand among them (llama4).
+
+        Its patches times the square of the shuffle ratio: 576 patches and 1/2 -> 144.
+        """
+        return int((self.num_patches - 1) * self.pixel_shuffle_ratio**2)
+
 
 @record
 class QuantizationConfig:

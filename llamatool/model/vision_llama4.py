@@ -54,7 +54,7 @@ class Llama4Tower(nn.Module):
 
     def num_tokens(self, image: Tiles) -> int:
         """Tokens that the image takes in the text: N x 144 at 336 px."""
-        return len(image.pixels_NCHW) * tokens_per_tile(self.vision)
+        return len(image.pixels_NCHW) * self.vision.tokens_per_tile
 
 
 class Llama4Projector(nn.Module):
@@ -68,14 +68,6 @@ class Llama4Projector(nn.Module):
         """The vectors, [S, D]."""
         out_SD: Tensor = self.linear_1(features_SO)
         return out_SD
-
-
-def tokens_per_tile(vision: VisionConfig) -> int:
-    """Tokens of text that a tile takes: its patches, times the square of the shuffle ratio.
-
-    Example: 576 patches and a ratio of 1/2 -> 144.
-    """
-    return int((vision.num_patches - 1) * vision.pixel_shuffle_ratio**2)
 
 
 def patch_rotation(vision: VisionConfig, device: torch.device) -> Rotation:

@@ -8,6 +8,7 @@ from llamatool.config.license import DISCLAIMER
 from llamatool.config.model import ModelConfig, Note, RopeConfig
 from llamatool.inspection import CheckpointReport, Inspection
 from llamatool.render.blocks import Block, Grid, Lines
+from llamatool.sizing.kv_cache import image_tokens
 from llamatool.units import format_bytes, format_count, format_tokens
 
 _GROUP_LABELS = {
@@ -262,6 +263,9 @@ def _memory_block(inspection: Inspection) -> Grid:
             rows.append(
                 ("KV per image", f"{kv.bytes_per_image:,} B", format_bytes(kv.bytes_per_image))
             )
+        elif inspection.config is not None and inspection.config.vision is not None:
+            fewest, most = image_tokens(inspection.config.vision)
+            rows.append(("tokens per image", f"{fewest:,} to {most:,}", "by size and shape"))
         context = inspection.config.max_position_embeddings if inspection.config else None
         if context:
             size = kv.num_bytes(context)

@@ -29,6 +29,7 @@ from llamatool.sizing.kv_cache import (
     KvCache,
     Policy,
     image_positions,
+    image_tokens,
     kv_cache,
     kv_dtype,
     with_kv_heads,
@@ -415,7 +416,11 @@ def _image_notes(config: ModelConfig, load: Load) -> list[Note]:
     if not load.num_images or image_positions(config.vision):
         return []
     if config.vision is not None:
-        what = "its images are tokens of the text: count them in --tokens"
+        fewest, most = (load.num_images * tokens for tokens in image_tokens(config.vision))
+        what = (
+            "its images are tokens of the text: count them in --tokens"
+            f" ({fewest:,} to {most:,}, by size and shape)"
+        )
     else:
         what = "it reads no images"
     return [Note("images", f"--images adds nothing here: {what}")]

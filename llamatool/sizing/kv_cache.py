@@ -186,6 +186,21 @@ def image_positions(vision: VisionConfig | None) -> int:
     return vision.max_num_tiles * vision.num_patches
 
 
+def image_tokens(vision: VisionConfig) -> tuple[int, int]:
+    """Fewest and most tokens of text that one image takes.
+
+    With cross-attention an image is one token. Else it is tokens_per_tile of each tile, a mark
+    after each tile but the global one, which stands beside several tiles, and three marks around.
+
+    Example: Llama 3.2 Vision -> (1, 1); Llama 4 -> (147, 2467): 144 + 3, 17 x 144 + 16 + 3.
+    Source: transformers processing_llama4.py.
+    """
+    if vision.kind == "mllama":
+        return 1, 1
+    each, tiles = vision.tokens_per_tile, vision.max_num_tiles
+    return each + 3, (tiles + 1) * each + tiles + 3
+
+
 def kv_dtype(name: str) -> DType:
     """The element type of a cache.
 

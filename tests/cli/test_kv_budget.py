@@ -448,6 +448,8 @@ def test_notes(run: Run) -> None:
     block = run(config_path("open-llama-3b"), "--kv-dtype", "q8_0")
     assert "head_dim 100 is no multiple of the 32 values" in block.out
     assert "--images adds nothing here" in run("llama-3.1-8b", "--images", 1).out
+    scout = run("llama-4-scout-17b-16e", "--images", 3).out
+    assert "count them in --tokens (441 to 7,401, by size and shape)" in scout
     twice = run("llama-3.1-405b-mp16")
     assert "1,032,192 B" in twice.out
     assert "more than once" in twice.out

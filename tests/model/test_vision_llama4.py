@@ -10,7 +10,7 @@ from torch import Tensor
 from llamatool.errors import InputError
 from llamatool.model.decoder import Decoder
 from llamatool.model.images import Tiles
-from llamatool.model.vision_llama4 import patch_rotation, pixel_shuffle, tokens_per_tile
+from llamatool.model.vision_llama4 import patch_rotation, pixel_shuffle
 from tests.model.tiny_models import their_cache
 from tests.model.vision_models import LLAMA4_VISION, PATCH, build_llama4, random_tiles
 
@@ -193,4 +193,4 @@ def test_tokens_per_tile() -> None:
 
     entry = find("llama-4-scout-17b-16e-instruct")
     assert entry is not None
-    assert tokens_per_tile(entry.config.vision) == 144
+    assert entry.config.vision.tokens_per_tile == 144
