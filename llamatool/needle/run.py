@@ -28,7 +28,7 @@ Scoring = Literal["forced", "generate", "both"]
 
 PREFILL_CHUNK = 2048
 RANDOM_RIVALS = 8  # values that no needle has, for the rank
-MAX_RIVALS = 24  # values of other needles that are ranked
+MAX_RIVALS = 8  # values of other needles that are ranked
 TINY_HIDDEN = 256  # hidden_size up to which one thread is the fastest
 SMALL_BYTES = 2**30  # a model up to this size in fp32 runs in fp32 on a CPU
 
@@ -79,11 +79,14 @@ class Runner:
         *,
         scoring: Scoring,
         prefill_chunk: int = PREFILL_CHUNK,
+        with_rank: bool = True,
     ) -> None:
+        """A runner. Args: with_rank: rank the gold answer among others, one token each."""
         self.decoder = decoder
         self.subject = subject
         self.experiment = experiment
         self.scoring = scoring
+        self.with_rank = with_rank
         self.piece = _piece(prefill_chunk, subject.chunk)
         self.local_chunk = subject.chunk if subject.is_local_below_top else None
         self.prefill_tokens = 0
@@ -225,6 +228,8 @@ class Runner:
             # One digit more would make it another number.
             match = not self._bytes(int(rows[-1].argmax()))[:1].isdigit()
         logprob = _logprob(rows, gold)
+        if not self.with_rank:
+            return Forced(logprob, match, None, None)
         rivals = self._rival_logprobs(question, rows, cache, mark)
         better = [value for value in rivals if rivals[value] > logprob]
         best = max(better, key=lambda value: rivals[value], default=question.needle.value)
