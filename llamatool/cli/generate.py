@@ -365,7 +365,7 @@ def _load(
     from llamatool.generate.engine import DEFAULT_NEW_TOKENS
     from llamatool.generate.text_model import load_generator
 
-    with progress("Downloading", unit="files") as update:
+    with progress("Loading", unit="files") as update:
         return load_generator(
             source,
             device=device,

@@ -5,9 +5,10 @@ Letters: B batch (1, or several prompts of one length), T tokens, V vocab_size.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from llamatool.errors import InputError
+from llamatool.errors import InputError, ResourceError
 from llamatool.generate.sampling import Sampling, choose
 from llamatool.records import record
 
@@ -144,7 +145,7 @@ class Run:
         chances = self._chances()
         self._start = time.perf_counter()
         ids_BT = torch.tensor(self._prompts, dtype=torch.long, device=device)
-        with torch.inference_mode():
+        with _memory_explained(), torch.inference_mode():
             logits_BV = self.model.prefill(ids_BT[:, self.cache.length :], self.cache)[:, -1]
         require_finite(logits_BV, self.model.dtype)
         seen_BT = ids_BT if plan.sampling.repetition_penalty != 1.0 else None
@@ -152,7 +153,7 @@ class Run:
         # only waste a step at the end.
         ahead = device.type == "cuda"
         for number in range(plan.max_new_tokens):
-            with torch.inference_mode():
+            with _memory_explained(), torch.inference_mode():
                 token_B = self._choose(logits_BV, seen_BT, chances)
                 if seen_BT is not None:
                     seen_BT = torch.cat((seen_BT, token_B[:, None]), dim=1)
@@ -166,7 +167,7 @@ class Run:
             if all(self.reasons):
                 return
             if not ahead and not is_last:
-                with torch.inference_mode():
+                with _memory_explained(), torch.inference_mode():
                     logits_BV = self.step(token_B, self.cache)
         self.reasons = [reason or "length" for reason in self.reasons]
 
@@ -234,6 +235,19 @@ def _plain_step(model: "Decoder") -> "Step":
         return logits_BQV[:, -1]
 
     return step
+
+
+@contextmanager
+def _memory_explained() -> Iterator[None]:
+    """Turns torch's report that memory ran out into a ResourceError."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ResourceError(
+            "the memory of the device ran out", hint="shorten the prompt, or try --quantize int8"
+        ) from None
 
 
 def _rate(count: int, seconds: float) -> float | None:

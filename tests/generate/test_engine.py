@@ -270,3 +270,38 @@ def test_a_cache_that_does_not_fit_is_refused(smollm: TextModel, monkeypatch) ->
         ResourceError, match=r"KV cache of 8,0\d\d tokens takes .* 9.54 MiB are free"
     ):
         smollm.generate("hi", max_new_tokens=8000)
+
+
+def test_memory_that_runs_out_is_an_error_in_words(monkeypatch) -> None:
+    from llamatool.errors import ResourceError
+
+    _, model = BY_NAME["gqa"].build()
+
+    def step(token, cache):
+        raise torch.OutOfMemoryError("out of memory")
+
+    run = iter(Run(model, [[1, 2]], Plan(Sampling(0.0), 4, frozenset()), step=step))
+    next(run)
+    with pytest.raises(ResourceError, match="memory of the device ran out"):
+        next(run)
+
+
+def test_a_hub_id_is_downloaded_first(tiny_chat: Path, monkeypatch) -> None:
+    from llamatool.checkpoint import hub
+
+    asked = []
+
+    def download(hub_id, *, patterns, progress):
+        asked.append((str(hub_id), patterns))
+        progress(1, 1)
+        return tiny_chat
+
+    monkeypatch.setattr(hub, "download", download)
+    seen = []
+    model = load_generator(
+        "org/name@main", device="cpu", progress=lambda done, total: seen.append((done, total))
+    )
+    assert asked[0][0] == "org/name@main"
+    assert "*.safetensors" in asked[0][1]
+    assert seen == [(1, 1)]
+    assert (model.name, model.writing.mode) == ("org/name@main", "chat")
