@@ -235,5 +235,11 @@ def _write_at(descriptor: int, view: memoryview, offset: int) -> int:
 def _allocate(descriptor: int, num_bytes: int) -> None:
     """Reserves the space, so that a full disk shows at once."""
     os.ftruncate(descriptor, num_bytes)
-    if hasattr(os, "posix_fallocate"):
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
         os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        # Some file systems cannot; there the free space was checked, and that has to do.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise

@@ -1,7 +1,9 @@
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,31 @@ def test_a_failed_verification_ends_with_1(tmp_path: Path, source: Path) -> None
     assert result.returncode == 1
     assert "verified    FAILED" in result.stdout
     assert not (tmp_path / "out" / "params.json").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_interruption_says_how_to_go_on(tmp_path: Path, source: Path, name: str) -> None:
+    program = (
+        "import time; from llamatool.checkpoint import rawio;"
+        "into = rawio.Sources.into;"
+        "rawio.Sources.into = lambda *a: (time.sleep(0.2), into(*a));"
+        "from llamatool.cli.app import main; main()"
+    )
+    command = [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "out")]
+    process = subprocess.Popen([*command, "--no-tokenizer"], cwd=ROOT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith(b"needs ")
+    time.sleep(0.5)
+    process.send_signal(getattr(signal, name))
+    said = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait() == 130
+    assert "run the same command with --resume" in said
+    assert "Traceback" not in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".llamatool-partial"]
+    result = run("convert", source, tmp_path / "out", "--no-tokenizer", "--resume", "-q")
+    assert result.code == 0, result.err
+    assert run("verify", source, tmp_path / "out").code == 0
 
 
 def test_torch_is_not_on_the_path(tmp_path: Path, source: Path) -> None:
