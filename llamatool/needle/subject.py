@@ -86,7 +86,7 @@ def open_subject(
     UnsupportedError if chat is asked for and no format is known.
     """
     name = source or POCKETS[0]
-    is_pocket = name in POCKETS and not Path(name).exists()
+    is_pocket = source is None or (name in POCKETS and not Path(name).exists())
     path = str(pocket_folder(name)) if is_pocket else local_path(name, progress)
     loaded = load_source(path)
     config, identity = loaded.need_config()

@@ -136,10 +136,12 @@ def show_report(
     else:
         show([_grid(report)], file=stream)
     stream.write("\n")
-    show(report_blocks(report, out), file=stream)
+    # On a terminal they have just been said.
+    notes = () if stream.isatty() else report.notes
+    show(report_blocks(report, out, notes), file=stream)
 
 
-def report_blocks(report: Report, out: Path | None) -> list[Block]:
+def report_blocks(report: Report, out: Path | None, notes: Sequence[str] = ()) -> list[Block]:
     """Everything but the grid."""
     blocks: list[Block] = [_by_length(report)]
     if report.straddle:
@@ -157,7 +159,7 @@ def report_blocks(report: Report, out: Path | None) -> list[Block]:
     if out is not None:
         names = (RESULTS, "summary.json", "grid.csv", "grid.svg", "report.html")
         ending.append("written: " + ", ".join(str(out / name) for name in names))
-    ending += report.notes
+    ending += notes
     ending.append(MEANING)
     blocks.append(Lines(tuple(ending)))
     return blocks
@@ -323,7 +325,8 @@ def _findings(report: Report) -> list[str]:
         lines.append("controls: " + ", ".join(parts))
     if controls["no_needle"].trials:
         lines.append(
-            f"share of hits minus that without a needle: {report.above_control:+.1%} points"
+            "share of hits minus that without a needle:"
+            f" {100 * report.above_control:+.1f} percentage points"
         )
     away = report.away_from_borders
     if away is not None and away.trials != report.overall.trials:
@@ -468,7 +471,7 @@ def to_csv(report: Report) -> str:
 
 def to_text(report: Report, out: Path | None = None) -> str:
     """The report as it stands in a pipe."""
-    return plain([_grid(report), *report_blocks(report, out)])
+    return plain([_grid(report), *report_blocks(report, out, report.notes)])
 
 
 def _hits(count: Count) -> str:
