@@ -32,8 +32,8 @@ _llamatool() {
                     valued="-t --tokenizer --config --corpus --lang --reference --special --text --to --plot"
                     ;;
                 generate)
-                    options="--prompt-file --system --suffix --chat --raw --template --tokenizer -n --max-new-tokens --beyond-context --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --compile --prompts --out --batch-size --stats --ids --json -h --help"
-                    valued="--prompt-file --system --suffix --template --tokenizer -n --max-new-tokens --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --prompts --out --batch-size"
+                    options="--prompt-file --image --system --suffix --chat --raw --template --tokenizer -n --max-new-tokens --beyond-context --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --compile --prompts --out --batch-size --stats --ids --json -h --help"
+                    valued="--prompt-file --image --system --suffix --template --tokenizer -n --max-new-tokens --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --prompts --out --batch-size"
                     ;;
                 needle)
                     options="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --repeat --language --straddle --score --max-new --template --control --no-control --budget --plan --out --fresh --show --device --dtype --prefill-chunk --rope-factor --threshold --lower-bound --fail-under --seed --palette --plain --json -h --help"
@@ -139,7 +139,7 @@ _llamatool() {
                 _llamatool_offer "$cur" "json tiktoken spm"
                 return
                 ;;
-            generate:--prompt-file | generate:--tokenizer | generate:--prompts | generate:--out)
+            generate:--prompt-file | generate:--image | generate:--tokenizer | generate:--prompts | generate:--out)
                 _llamatool_offer "$cur" "" file
                 return
                 ;;

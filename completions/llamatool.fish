@@ -128,6 +128,7 @@ complete -c llamatool -n '__fish_seen_subcommand_from tokens' -F
 
 # generate
 complete -c llamatool -n '__fish_seen_subcommand_from generate' -l prompt-file -r -F -d 'A text file with the prompt'
+complete -c llamatool -n '__fish_seen_subcommand_from generate' -l image -r -F -d 'A picture that stands before the prompt; repeatable'
 complete -c llamatool -n '__fish_seen_subcommand_from generate' -l system -x -d 'A system text'
 complete -c llamatool -n '__fish_seen_subcommand_from generate' -l suffix -x -d 'What follows the gap that Code Llama is to fill; PROMPT stands before it'
 complete -c llamatool -n '__fish_seen_subcommand_from generate' -l chat -d 'Hold a conversation on the terminal'

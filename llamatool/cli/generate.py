@@ -11,10 +11,15 @@ from llamatool.cli.progress import progress
 from llamatool.errors import InputError, MissingExtraError, UsageError, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL.Image import Image
+
     from llamatool.generate.batch import Row
     from llamatool.generate.formats import Message
     from llamatool.generate.prompt import Prompt
     from llamatool.generate.text_model import Answer, Generation, Options, Request, TextModel
+    from llamatool.model.images import Tiles
 
 _MAX_PROMPT_BYTES = 64 * 2**20
 _POCKETS = ("pocket", "pocket-rope")  # the embedded models, the default first
@@ -47,6 +52,15 @@ def generate(
         Path | None,
         typer.Option(
             "--prompt-file", metavar="FILE", help="A text file with the prompt.", show_default=False
+        ),
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="A picture that stands before the prompt; repeatable.",
+            show_default=False,
         ),
     ] = None,
     system: Annotated[
@@ -226,9 +240,13 @@ def generate(
 
       llamatool generate ./Llama-3.2-1B-Instruct --chat
 
+      llamatool generate ./Llama-3.2-11B-Vision-Instruct "What is this?" --image photo.jpg
+
       llamatool generate ./Llama-3.2-1B-Instruct --prompts in.jsonl --out out.jsonl
     """
     _check(prompt, prompt_file, prompts, out, chat=chat, raw=raw, template=template, suffix=suffix)
+    if image and (prompts is not None or suffix is not None):
+        raise UsageError("--image belongs to one prompt, not to --prompts or --suffix")
     is_pocket = model is None or (model in _POCKETS and not Path(model).exists())
     source = _pocket(model or _POCKETS[0]) if is_pocket else str(model)
     text = None
@@ -249,6 +267,7 @@ def generate(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
+    pictures = _pictures(image or ())
     loaded = _load(
         source,
         device=device,
@@ -260,16 +279,19 @@ def generate(
         template=template,
         tokenizer=tokenizer,
         max_new_tokens=max_new_tokens,
+        max_images=len(pictures),
     )
+    tiles = [loaded.tiles(picture) for picture in pictures]
+    _announce_images(loaded, image or (), tiles)
     if prompts is not None and out is not None:
         _many(loaded, prompts, out, options, system, batch_size=batch_size, as_json=as_json)
         return
     if chat:
         _say(f"chat ({loaded.writing.why}); an empty line or Ctrl-D ends it")
-        _converse(loaded, system, options)
+        _converse(loaded, system, options, tiles)
         return
     assert text is not None
-    asked = loaded.prompt(text, system=system, suffix=suffix)
+    asked = loaded.prompt(text, system=system, suffix=suffix, images=tiles)
     _announce(loaded, asked, suffix)
     answer = loaded.answer(loaded.request(asked, **options))
     generation, interrupted = _write(answer, quiet=as_json)
@@ -344,6 +366,23 @@ def _decoded(data: bytes, where: str) -> str:
         raise InputError("the prompt is no UTF-8 text", where=where) from None
 
 
+def _pictures(paths: "Sequence[Path]") -> "list[Image]":
+    """The pictures in these files, opened before a model is loaded for nothing."""
+    if not paths:
+        return []
+    _require_torch()
+    from llamatool.model.images import open_picture
+
+    return [open_picture(path) for path in paths]
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401  # first, so that the error is about this and nothing else
+    except ModuleNotFoundError:
+        raise MissingExtraError("generate", "PyTorch", "torch") from None
+
+
 def _load(
     source: str,
     *,
@@ -356,12 +395,10 @@ def _load(
     template: str | None,
     tokenizer: Path | None,
     max_new_tokens: int | None,
+    max_images: int,
 ) -> "TextModel":
     """The model, or an error that says what is missing."""
-    try:
-        import torch  # noqa: F401  # first, so that the error is about this and nothing else
-    except ModuleNotFoundError:
-        raise MissingExtraError("generate", "PyTorch", "torch") from None
+    _require_torch()
     from llamatool.generate.engine import DEFAULT_NEW_TOKENS
     from llamatool.generate.text_model import load_generator
 
@@ -377,6 +414,7 @@ def _load(
             template=template,
             tokenizer=tokenizer,
             max_tokens=max_new_tokens or DEFAULT_NEW_TOKENS,
+            max_images=max_images,
             progress=update,
         )
 
@@ -397,6 +435,20 @@ def _pocket(name: str) -> str:
     raise UsageError(
         "this build holds no pocket model", hint="name a model: llamatool generate MODEL PROMPT"
     )
+
+
+def _announce_images(
+    loaded: "TextModel", paths: "Sequence[Path]", images: "Sequence[Tiles]"
+) -> None:
+    """One line for each image: its tiles, and the tokens that it takes in the prompt."""
+    from llamatool.generate.images import image_ids
+
+    for path, image in zip(paths, images, strict=True):
+        rows, columns = image.grid
+        tiles = "1 tile" if rows * columns == 1 else f"{rows} x {columns} tiles"
+        count = len(image_ids(image, loaded.decoder.config, loaded.tokenizer))
+        tokens = "1 token" if count == 1 else f"{count:,} tokens"
+        _say(f"image: {path}, {tiles}, {tokens}")
 
 
 def _announce(loaded: "TextModel", prompt: "Prompt", suffix: str | None) -> None:
@@ -451,14 +503,17 @@ def _report(
         show(stats_blocks(loaded, generation, stats), file=sys.stderr)
 
 
-def _converse(loaded: "TextModel", system: str | None, options: "Options") -> None:
+def _converse(
+    loaded: "TextModel", system: str | None, options: "Options", images: "Sequence[Tiles]"
+) -> None:
     """Turn after turn until an empty line, the end of input or Ctrl-C at the prompt."""
     from llamatool.generate.formats import Message
 
     messages: list[Message] = [Message("system", system)] if system is not None else []
     while line := _ask():
-        messages.append(Message("user", line))
-        request = loaded.request(loaded.prompt(messages), **options)
+        is_first = not any(message.role == "user" for message in messages)
+        messages.append(Message("user", line, len(images) if is_first else 0))
+        request = loaded.request(loaded.prompt(messages, images=images), **options)
         generation, interrupted = _write(loaded.answer(request, keep=True))
         if interrupted:
             _say("(interrupted)")

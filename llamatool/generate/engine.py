@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from llamatool.model.cache import KVCache
     from llamatool.model.decoder import Decoder
+    from llamatool.model.images import Tiles
 
     Step = Callable[[Tensor, KVCache], Tensor]  # ids [B] -> logits [B, V]
 
@@ -101,6 +102,7 @@ class Run:
         seeds: Sequence[int | None] = (None,),
         step: "Step | None" = None,
         cache: "KVCache | None" = None,
+        images: "Sequence[Tiles]" = (),
     ) -> None:
         """A run that has not begun.
 
@@ -110,6 +112,7 @@ class Run:
         step: reads one token of each row and gives logits; the model itself if None.
         cache: with room for prompt and answer, which may hold the beginning of the prompt already;
         a fresh one if None.
+        images: those that the prompt has places for, in a run of one row.
         """
         self.model = model
         self.plan = plan
@@ -117,8 +120,11 @@ class Run:
         self.num_prompt_tokens = len(prompts[0])
         self.reasons: list[StopReason | None] = [None] * len(prompts)
         self.cache = cache or model.new_cache(
-            self.num_prompt_tokens + max(plan.max_new_tokens, 1), batch_size=len(prompts)
+            self.num_prompt_tokens + max(plan.max_new_tokens, 1),
+            batch_size=len(prompts),
+            images=images,
         )
+        self._images = images
         self._prompts = prompts
         self._seeds = seeds
         self._first = 0.0
@@ -146,9 +152,14 @@ class Run:
         self._start = time.perf_counter()
         ids_BT = torch.tensor(self._prompts, dtype=torch.long, device=device)
         with _memory_explained(), torch.inference_mode():
-            logits_BV = self.model.prefill(ids_BT[:, self.cache.length :], self.cache)[:, -1]
+            new_BT = ids_BT[:, self.cache.length :]
+            logits_BV = self.model.prefill(new_BT, self.cache, images=self._images)[:, -1]
         require_finite(logits_BV, self.model.dtype)
-        seen_BT = ids_BT if plan.sampling.repetition_penalty != 1.0 else None
+        seen_BT = None
+        if plan.sampling.repetition_penalty != 1.0:
+            # An image's id may have no logit; the first id, which is seen anyway, stands for it.
+            has_logit_BT = ids_BT < logits_BV.shape[-1]
+            seen_BT = torch.where(has_logit_BT, ids_BT, ids_BT[:, :1])
         # On a GPU the next step is under way before this token is looked at; on a CPU that would
         # only waste a step at the end.
         ahead = device.type == "cuda"

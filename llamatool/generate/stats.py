@@ -1,5 +1,6 @@
 """What a run cost: time, bandwidth, memory."""
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from llamatool.generate.text_model import Generation, TextModel
     from llamatool.model.decoder import Decoder
 
+_ONLY_IMAGES = re.compile(
+    r"vision_model\.|multi_modal_projector\.|.*\.cross_attn\.[kv]_(proj|norm)\."
+)
 PROBE_BYTES = 2**28  # more than any processor's cache holds
 
 
@@ -59,7 +63,7 @@ def weight_bytes_per_token(decoder: "Decoder") -> int:
     """Bytes of weights that decoding one token reads.
 
     All but the input table, of which one row is read, unless it also makes the logits; of the
-    routed experts only those that a token goes to.
+    routed experts only those that a token goes to; nothing of what reads images.
     Example: Llama 3.1 8B in bfloat16 -> 15009849344 of its 16060522496 bytes.
     """
     shares = {
@@ -75,6 +79,7 @@ def weight_bytes_per_token(decoder: "Decoder") -> int:
         # A weight in a layout of its own is no tensor that could be counted.
         if isinstance(packed_bytes := getattr(module, "weight_bytes", None), int):
             sizes[f"{name}.packed"] = packed_bytes
+    sizes = {name: size for name, size in sizes.items() if not _ONLY_IMAGES.match(name)}
     if decoder.lm_head is not None:
         del sizes["embed_tokens.weight"]
     total = 0

@@ -12,9 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from llamatool.errors import CheckpointError, ResourceError, TokenizerError, UsageError
+from llamatool.errors import (
+    CheckpointError,
+    ResourceError,
+    TokenizerError,
+    UnsupportedError,
+    UsageError,
+)
 from llamatool.generate.engine import DEFAULT_NEW_TOKENS, Plan, Run, StopReason, Timing, fit_context
 from llamatool.generate.formats import Message
+from llamatool.generate.images import with_images
 from llamatool.generate.prompt import (
     Prompt,
     Writing,
@@ -31,12 +38,17 @@ from llamatool.records import record
 from llamatool.units import format_bytes
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from llamatool.generate.engine import Step
     from llamatool.model.cache import KVCache
     from llamatool.model.decoder import Decoder
+    from llamatool.model.images import Tiles
     from llamatool.model.static import StaticStep
     from llamatool.source import LoadedSource, Progress
     from llamatool.tokenizers.base import Tokenizer
+
+    Picture = str | Path | Image | Tiles  # a file, or what was made of one
 
 _LAYOUTS = {"huggingface": "huggingface", "meta": "meta", "gguf": "gguf"}
 
@@ -169,15 +181,18 @@ class TextModel:
         *,
         system: str | None = None,
         suffix: str | None = None,
+        images: "Sequence[Picture]" = (),
     ) -> Prompt:
         """The ids of a text or a conversation, written the way this model wants it.
 
         Args: system: text that stands before a conversation. suffix: what follows the gap that a
-        Code Llama model is to fill.
-        Raises: UsageError if a raw prompt is given a system text or a conversation.
+        Code Llama model is to fill. images: before a text; in a conversation, where its messages
+        say how many there are.
+        Raises: UsageError if a raw prompt is given a system text or a conversation; the errors of
+        `tiles`.
         """
         if suffix is not None:
-            if not isinstance(text, str) or system is not None:
+            if not isinstance(text, str) or system is not None or images:
                 raise UsageError("a gap is filled between two texts, without a conversation")
             return encode_infill(text, suffix, self.tokenizer)
         if self.writing.mode == "raw":
@@ -188,11 +203,39 @@ class TextModel:
                     else "a conversation needs a chat model, and this prompt is raw",
                     hint=f"raw because: {self.writing.why}; --template gives a chat format",
                 )
-            return encode_raw(text, self.tokenizer)
-        messages = [Message("user", text)] if isinstance(text, str) else list(text)
+            prompt = encode_raw(text, self.tokenizer, num_images=len(images))
+            return self._with_images(prompt, images)
+        if isinstance(text, str):
+            text = [Message("user", text, len(images))]
+        messages = list(text)
         if system is not None:
             messages.insert(0, Message("system", system))
-        return encode_chat(self.writing, messages, self.tokenizer)
+        return self._with_images(encode_chat(self.writing, messages, self.tokenizer), images)
+
+    def tiles(self, picture: "Picture") -> "Tiles":
+        """The picture as this model's tower wants it.
+
+        Raises: UnsupportedError if the model reads no images, or was loaded without its tower;
+        as `open_picture` for a file.
+        """
+        from llamatool.model.images import Tiles, open_picture, tile
+
+        vision = self.decoder.config.vision
+        if vision is None:
+            raise UnsupportedError("this model reads no images")
+        if not self.decoder.has_tower:
+            raise UnsupportedError(
+                "this model was loaded without its image tower", hint="load it with max_images"
+            )
+        if isinstance(picture, Tiles):
+            return picture
+        return tile(open_picture(picture) if isinstance(picture, str | Path) else picture, vision)
+
+    def _with_images(self, prompt: Prompt, images: "Sequence[Picture]") -> Prompt:
+        if not images:
+            return prompt
+        tiles = [self.tiles(image) for image in images]
+        return with_images(prompt, tiles, self.decoder.config, self.tokenizer)
 
     def stop_ids(self, prompt: Prompt) -> StopIds:
         """The ids that end an answer to `prompt`."""
@@ -209,11 +252,12 @@ class TextModel:
         """The answer to `request`, to be iterated over.
 
         Args: keep: keeps what was read, so that the next answer reads only what is new in its
-        prompt: for conversations.
+        prompt: for conversations, but not for those with images, which are read anew.
         Raises: InputError if prompt and answer exceed the context; ResourceError if their keys
         and values do not fit into memory.
         """
         prompt = request.prompt
+        keep = keep and not prompt.images
         stops = self.stop_ids(prompt)
         plan = Plan(request.sampling, self._max_new_tokens(request), stops.ids)
         max_tokens = len(prompt.ids) + plan.max_new_tokens
@@ -224,25 +268,36 @@ class TextModel:
         elif keep:
             cache = self._continued(prompt.ids, max_tokens)
         if cache is None:
-            self.require_memory(max_tokens)
-        run = Run(self.decoder, [prompt.ids], plan, seeds=[request.seed], step=step, cache=cache)
+            self.require_memory(max_tokens, num_images=len(prompt.images))
+        run = Run(
+            self.decoder,
+            [prompt.ids],
+            plan,
+            seeds=[request.seed],
+            step=step,
+            cache=cache,
+            images=prompt.images,
+        )
         text = TextStream(self.tokenizer, after=prompt.ids, stops=request.stops)
         answer = Answer(run, text, prompt, stops)
         if keep:
             answer.when_done = self._keep
         return answer
 
-    def require_memory(self, max_tokens: int, batch_size: int = 1) -> None:
+    def require_memory(self, max_tokens: int, batch_size: int = 1, *, num_images: int = 0) -> None:
         """Checks that keys and values of so many tokens fit into the memory that is free.
+
+        Args: num_images: that cross-attention layers will hold, each with all its tiles.
 
         Raises: ResourceError with both numbers.
         """
         from llamatool.model.load import free_memory
-        from llamatool.sizing.kv_cache import kv_bytes
+        from llamatool.sizing.kv_cache import kv_cache
 
         decoder = self.decoder
         name = str(decoder.dtype).removeprefix("torch.")
-        needed = kv_bytes(decoder.plan, max_tokens, batch_size=batch_size, dtype=name)
+        cache = kv_cache(decoder.plan, dtype=name, vision=decoder.config.vision)
+        needed = cache.num_bytes(max_tokens, batch_size=batch_size, num_images=num_images)
         free = free_memory(decoder.device)
         if free is not None and needed > free:
             raise ResourceError(
@@ -256,15 +311,17 @@ class TextModel:
         text: str | Sequence[Message],
         *,
         system: str | None = None,
+        images: "Sequence[Picture]" = (),
         **options: Unpack[Options],
     ) -> Generation:
         """The whole answer to a text or a conversation.
 
-        Args: system: text that stands before a conversation. options: see Options.
+        Args: system: text that stands before a conversation. images: as in `prompt`; the model
+        must have been loaded with `max_images`. options: see Options.
         Raises: UsageError for a value out of range; InputError if prompt and answer exceed the
         context.
         """
-        answer = self.stream(text, system=system, **options)
+        answer = self.stream(text, system=system, images=images, **options)
         for _ in answer:
             pass
         return answer.result
@@ -274,10 +331,12 @@ class TextModel:
         text: str | Sequence[Message],
         *,
         system: str | None = None,
+        images: "Sequence[Picture]" = (),
         **options: Unpack[Options],
     ) -> Answer:
         """The answer piece by piece; arguments as in `generate`, the `result` at the end."""
-        return self.answer(self.request(self.prompt(text, system=system), **options))
+        prompt = self.prompt(text, system=system, images=images)
+        return self.answer(self.request(prompt, **options))
 
     def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
         """A request with `options`; what is not given is as the checkpoint's files say.
@@ -355,6 +414,7 @@ def load_generator(
     template: str | None = None,
     tokenizer: str | Path | None = None,
     max_tokens: int = DEFAULT_NEW_TOKENS,
+    max_images: int = 0,
     progress: "Progress | None" = None,
 ) -> TextModel:
     """A model that answers text, from a folder, a GGUF file, weights, or a hub id.
@@ -367,12 +427,14 @@ def load_generator(
     raw: gives every text to the model as it is. chat: insists on a conversation.
     template: a file with a chat template, or the name of a built-in format.
     tokenizer: a file or folder, where it is not beside the weights.
+    max_images: images that a prompt may have; with 0 the image tower stays out of memory.
     progress: told files done and files in all, while a hub id is downloaded.
 
     Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
     if chat is asked for and no format is known.
     """
     from llamatool.model.load import find_device, load_model
+    from llamatool.sizing.kv_cache import image_tokens
     from llamatool.source import load_source
 
     start = time.perf_counter()
@@ -395,7 +457,11 @@ def load_generator(
     )
     if dtype is None and config.dtype == "float16" and find_device(device).type == "cpu":
         dtype = "bfloat16"
-    decoder = load_model(path, device=device, dtype=dtype, max_tokens=max_tokens)
+    if config.vision is not None:
+        max_tokens += max_images * image_tokens(config.vision)[1]
+    decoder = load_model(
+        path, device=device, dtype=dtype, max_tokens=max_tokens, max_images=max_images
+    )
     if quantize is not None:
         from llamatool.model.quantize import quantize_int8
 

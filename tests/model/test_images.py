@@ -110,7 +110,7 @@ def _normalize(images: torch.Tensor, mean: list[float], std: list[float]) -> tor
     return images.sub(means).div_(stds)
 
 
-def their_llama4(image: Image.Image) -> Any:
+def their_llama4(image: Image.Image, side: int = 336) -> Any:
     from transformers.image_utils import SizeDict
 
     functions = llama4_functions()
@@ -120,7 +120,7 @@ def their_llama4(image: Image.Image) -> Any:
     )
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return functions._preprocess(
-        processor, [pixels], do_resize=True, size=SizeDict(height=336, width=336), resample=2,
+        processor, [pixels], do_resize=True, size=SizeDict(height=side, width=side), resample=2,
         do_rescale=True, rescale_factor=1 / 255, do_normalize=True, image_mean=[0.5] * 3,
         image_std=[0.5] * 3, max_patches=16, resize_to_max_canvas=False, disable_grouping=True,
         return_tensors="pt",
