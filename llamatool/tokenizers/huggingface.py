@@ -254,6 +254,35 @@ def unreachable_note(content: Content, *, where: str) -> Note | None:
     )
 
 
+def file_notes(content: Content, *, where: str) -> tuple[Note, ...]:
+    """What is odd about a file that stays with the tokenizers library."""
+    notes = (unreachable_note(content, where=where), missing_bytes_note(content))
+    return tuple(note for note in notes if note is not None)
+
+
+def missing_bytes_note(content: Content) -> Note | None:
+    """A note if bytes that occur in UTF-8 are no tokens: the library drops them in silence.
+
+    Example: SmolLM2 -> 8 bytes, six of them control characters.
+    """
+    model = content["model"]
+    if not is_byte_level(content) or model.get("type") != "BPE" or model.get("unk_token"):
+        return None
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    missing = [
+        byte
+        for byte in range(256)
+        if byte not in never and bytelevel.ALPHABET[byte] not in model["vocab"]
+    ]
+    if not missing:
+        return None
+    names = ", ".join(f"0x{byte:02X}" for byte in missing[:8])
+    return Note(
+        "bytes_missing",
+        f"{len(missing)} bytes are no tokens ({names}): characters with them vanish from a text",
+    )
+
+
 def is_byte_level(content: Content) -> bool:
     """Whether the tokens are written in GPT-2's byte alphabet."""
     return _has(content.get("decoder"), "ByteLevel")

@@ -143,8 +143,7 @@ def _from_json(data: bytes, sha256: str, where: str) -> Tokenizer:
         tokenizer = TiktokenTokenizer(ranks, pattern=pattern, specials=specials, identity=identity)
         tokenizer.add_bos = huggingface.template_bos(content) is not None
         return tokenizer
-    if note := huggingface.unreachable_note(content, where=where):
-        notes = (*notes, note)
+    notes = (*notes, *huggingface.file_notes(content, where=where))
     identity = _identity("tokenizer.json", where, sha256, known, "tokenizers", notes)
     return HuggingFaceTokenizer(content, data.decode("utf-8-sig"), identity)
 
@@ -165,6 +164,7 @@ def _byte_level_gguf(metadata: gguf.Metadata, where: str) -> Tokenizer:
                 return tokenizer
     content = convert.gguf_to_json(metadata, where=where)
     known, notes = recognise_json(content)
+    notes = (*notes, *huggingface.file_notes(content, where=where))
     identity = _identity("gguf", where, None, known, "tokenizers", notes)
     text = convert.json_bytes(content).decode()
     return HuggingFaceTokenizer(content, text, identity)

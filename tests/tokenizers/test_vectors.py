@@ -224,6 +224,9 @@ def test_smollm_from_its_gguf() -> None:
     assert tokenizer.identity.name == "smollm-2"
     assert tokenizer.special_ids["<|im_end|>"] == 2
     assert 2 in tokenizer.eos_ids
+    (note,) = tokenizer.identity.notes
+    assert note.message.startswith("8 bytes are no tokens (0x04, 0x06, 0x13,")
+    assert tokenizer.decode(tokenizer.encode("a\x04b")) == "ab"
     # The model's own pre-tokenizer, spelt with the library's components instead of expressions.
     content = json.loads(export(tokenizer, "json").files["tokenizer.json"])
     content["pre_tokenizer"] = {
