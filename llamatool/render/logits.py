@@ -13,6 +13,7 @@ def logits_blocks(found: "LogitsComparison") -> list[Block]:
     verdict = "the same logits" if found.same else "different logits"
     rows = (
         ("tokens", f"{found.num_tokens:,}, through {found.num_layers:,} layers in float32"),
+        *([("image", "a random one among them, through the tower")] if found.has_image else []),
         ("largest difference", f"{found.max_difference:.3g}, of logits up to"
          f" {found.largest_logit:.3g}"),
         ("allowed", f"{found.tolerance * found.largest_logit:.3g}"),

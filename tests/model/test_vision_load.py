@@ -176,6 +176,41 @@ def test_both_layouts_give_the_same_logits(
 
 
 @pytest.mark.parametrize("kind", ["mllama", "llama4"])
+def test_verify_runs_the_tower(
+    kind: str, folders: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    """`verify --logits`: both layouts agree, and a change in what sees images is noticed."""
+    import shutil
+
+    from safetensors.torch import save_file
+
+    from llamatool.model.verify import compare_logits
+
+    source = folders[kind]
+    found = compare_logits(meta_folder(kind, source, tmp_path / "meta", 2), source[1])
+    assert found.same
+    assert found.has_image
+    assert found.num_tokens == 96 + (1 if kind == "mllama" else 12)
+    endings = {
+        "mllama": (
+            "global_transformer.layers.1.gate_attn",
+            "vision_model.transformer.layers.2.self_attn.k_proj.weight",
+            "layers.4.cross_attn.k_norm.weight",
+            "multi_modal_projector.bias",
+        ),
+        "llama4": ("layers.2.self_attn.q_proj.bias", "vision_adapter.mlp.fc2.weight"),
+    }
+    content = tensors(source[1])
+    for ending in endings[kind]:
+        (name,) = (name for name in content if name.endswith(ending))
+        folder = tmp_path / name
+        shutil.copytree(source[1], folder)
+        changed = content | {name: content[name] * 1.5}
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+        assert not compare_logits(folder, source[1]).same, name
+
+
+@pytest.mark.parametrize("kind", ["mllama", "llama4"])
 def test_text_alone_loads_no_tower(kind: str, folders: dict[str, tuple[Any, Path]]) -> None:
     text = load_model(folders[kind][1])
     whole = load_model(folders[kind][1], max_images=1)
