@@ -24,11 +24,14 @@ _LLAMA2 = (
 )
 
 
-def _headers(start: str, end: str, stop: str) -> str:
+def _headers(start: str, end: str, stop: str, tool_stop: str) -> str:
+    # What a tool returns comes from `ipython` in Meta's formats, and ends its own way in Llama 4.
     return (
         "{{- bos_token -}}"
         "{%- for turn in messages -%}"
-        f"{{{{- '{start}' + turn['role'] + '{end}\\n\\n' + turn['content'] | trim + '{stop}' -}}}}"
+        "{%- set tool = turn['role'] in ['tool', 'ipython'] -%}"
+        f"{{{{- '{start}' + ('ipython' if tool else turn['role']) + '{end}\\n\\n'"
+        f" + turn['content'] | trim + ('{tool_stop}' if tool else '{stop}') -}}}}"
         "{%- endfor -%}"
         "{%- if add_generation_prompt -%}"
         f"{{{{- '{start}assistant{end}\\n\\n' -}}}}"
@@ -36,8 +39,8 @@ def _headers(start: str, end: str, stop: str) -> str:
     )
 
 
-_LLAMA3 = _headers("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-_LLAMA4 = _headers("<|header_start|>", "<|header_end|>", "<|eot|>")
+_LLAMA3 = _headers("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eot_id|>")
+_LLAMA4 = _headers("<|header_start|>", "<|header_end|>", "<|eot|>", "<|eom|>")
 
 
 def chat_template(generation: str | None) -> str | None:

@@ -224,15 +224,33 @@ def test_chat_templates_write_what_the_makers_do(generation: str) -> None:
     assert found == expected[generation]
 
 
-def render_template(template: str, names: dict[str, str]) -> str:
+@pytest.mark.parametrize(("generation", "stop"), [("3.1", "<|eot_id|>"), ("4", "<|eom|>")])
+def test_what_a_tool_returns_comes_from_ipython(generation: str, stop: str) -> None:
+    from llamatool.checkpoint.templates import chat_template
+
+    template = chat_template(generation)
+    assert template is not None
+    for role in ("tool", "ipython"):
+        messages = [{"role": "user", "content": "Hi"}, {"role": role, "content": "42"}]
+        found = render_template(template, {"bos_token": "<s>"}, messages)
+        head, _, tail = found.partition("ipython")
+        assert head.count("user") == 1
+        assert tail.split("\n\n")[1].startswith(f"42{stop}")
+
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+]
+
+
+def render_template(
+    template: str, names: dict[str, str], messages: list[dict[str, str]] = TURNS
+) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": "Bye"},
-    ]
     rendered, _ = render_jinja_template(
         [messages], chat_template=template, add_generation_prompt=True, **names
     )
