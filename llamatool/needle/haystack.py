@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from llamatool.tokenizers.base import Tokenizer
 
 DOCUMENT_SUFFIXES = (".txt", ".md", ".rst")
 MAX_DOCUMENT_BYTES = 256 * 2**20
+LATEST_TEXTS = 8192  # whose ids are kept
 WINDOW = 160  # units that are looked through for an exact sum
 MAX_WINDOW = 4_000  # of generated sentences, where the sum needs a rare length
 SLACK = 64  # tokens that generated sentences may make up for at the end of documents
@@ -43,9 +45,14 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._counter = tokenizer.counter()
+        # Questions and samples come again for every length and trial.
+        self._latest = lru_cache(maxsize=LATEST_TEXTS)(self._encode)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """The ids of `text` where other text precedes it. Control tokens in it stay text."""
+        return self._latest(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._counter.ids_of(text, first=False))
 
     def continuation(self, before: str, text: str) -> tuple[int, ...]:

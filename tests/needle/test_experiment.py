@@ -49,8 +49,9 @@ def starts_a_sentence(made: Experiment, prompt: tuple[int, ...], place: int) -> 
     """Whether the token before `place` ends a sentence (or is the template's, or BOS)."""
     if place <= len(made.frame.before):
         return True
-    before = made.encoder.tokenizer.decode(prompt[max(0, place - 2) : place])
-    return before.rstrip("\n")[-1] in ".。"
+    token_bytes = made.encoder.tokenizer.token_bytes
+    before = b"".join(token_bytes(token) for token in prompt[max(0, place - 3) : place])
+    return before.rstrip(b"\n").endswith((b".", "。".encode()))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
