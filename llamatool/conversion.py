@@ -729,7 +729,7 @@ def _chat_template(loaded: LoadedSource, identity: Identity, instruct: bool) -> 
         return None
     # A model of its own with Meta's vocabulary is taken to be tuned on that format.
     by_vocabulary = {128256: "3", 202048: "4"}.get(loaded.config.vocab_size)
-    return chat_template(identity.generation or by_vocabulary)
+    return chat_template(identity.generation or by_vocabulary, identity.model)
 
 
 def _tokenizer_path(loaded: LoadedSource, target: To) -> Path:

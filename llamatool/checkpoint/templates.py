@@ -24,6 +24,24 @@ _LLAMA2 = (
 )
 
 
+# Every turn names its source, and a system turn comes first, if need be an empty one.
+_CODELLAMA70B = (
+    "{%- set turns = messages -%}"
+    "{%- set system = '' -%}"
+    "{%- if turns and turns[0]['role'] == 'system' -%}"
+    "{%- set system = turns[0]['content'] | trim -%}"
+    "{%- set turns = turns[1:] -%}"
+    "{%- endif -%}"
+    "{{- bos_token + ' Source: system\\n\\n ' + system + '<step>' -}}"
+    "{%- for turn in turns -%}"
+    "{{- ' Source: ' + turn['role'] + '\\n\\n ' + turn['content'] | trim + '<step>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- ' Source: assistant\\nDestination: user\\n\\n ' -}}"
+    "{%- endif -%}"
+)
+
+
 def _headers(start: str, end: str, stop: str, tool_stop: str) -> str:
     # What a tool returns comes from `ipython` in Meta's formats, and ends its own way in Llama 4.
     return (
@@ -43,13 +61,16 @@ _LLAMA3 = _headers("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|
 _LLAMA4 = _headers("<|header_start|>", "<|header_end|>", "<|eot|>", "<|eom|>")
 
 
-def chat_template(generation: str | None) -> str | None:
+def chat_template(generation: str | None, model: str | None = None) -> str | None:
     """The chat template of a generation's instruct models; None where there is none.
 
+    Args: model: its name in the catalogue; Code Llama 70B has a format of its own.
     Example: `3.1` -> the one with `<|start_header_id|>`.
     """
     if generation is None:
         return None
+    if generation == "code" and model is not None and model.startswith("codellama-70b"):
+        return _CODELLAMA70B
     if generation.startswith("3"):
         return _LLAMA3
     return {"2": _LLAMA2, "code": _LLAMA2, "4": _LLAMA4}.get(generation)

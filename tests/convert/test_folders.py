@@ -238,6 +238,20 @@ def test_what_a_tool_returns_comes_from_ipython(generation: str, stop: str) -> N
         assert tail.split("\n\n")[1].startswith(f"42{stop}")
 
 
+def test_code_llama_70b_has_a_format_of_its_own() -> None:
+    from llamatool.checkpoint.templates import chat_template
+    from llamatool.generate.formats import FORMATS, Message, Text
+
+    template = chat_template("code", "codellama-70b-instruct")
+    assert template is not None
+    assert template != chat_template("code", "codellama-7b-instruct")
+    found = render_template(template, {"bos_token": "<s>"})
+    messages = [Message(turn["role"], turn["content"]) for turn in TURNS]
+    parts = FORMATS["codellama-70b"].parts(messages)
+    texts = ["<s>"] + [part.text if isinstance(part, Text) else "<step>" for part in parts[1:]]
+    assert found == "".join(texts)
+
+
 TURNS = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hi"},
