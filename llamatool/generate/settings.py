@@ -93,10 +93,16 @@ def chosen_template(
 def _folder_template(
     folder: Path, tokenizer: Mapping[str, Any], variables: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """chat_template.jinja before tokenizer_config.json, as transformers reads them."""
+    """chat_template.jinja before tokenizer_config.json, as transformers reads them.
+
+    Between them chat_template.json, in which older image models keep the one that knows images.
+    """
     path = folder / "chat_template.jinja"
     if path.exists():
         return ChatTemplate(_text(path), path.name, variables)
+    source = _json(folder / "chat_template.json", "a chat template").get("chat_template")
+    if isinstance(source, str) and source.strip():
+        return ChatTemplate(source, "chat_template.json", variables)
     source = tokenizer.get("chat_template")
     if isinstance(source, list):  # several, by name
         named = {

@@ -1,5 +1,7 @@
 """Images among the tokens: the layout of transformers' processor and of Meta's chat formats."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +118,23 @@ def test_a_template_with_no_place_is_refused(llama3: Tokenizer) -> None:
 def test_tokenizers_without_images_are_refused(small: Any) -> None:
     with pytest.raises(TokenizerError, match="no control token"):
         encode_raw("hi", small, num_images=1)
+
+
+def test_the_processors_template_counts(tmp_path: Path) -> None:
+    """Llama 3.2 Vision has one for its tokenizer and one, that knows images, for its processor."""
+    from llamatool.generate.settings import read_folder
+
+    config = {"chat_template": "text", "bos_token": "<|begin_of_text|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "images"}))
+    template = read_folder(tmp_path).template
+    assert template is not None
+    assert (template.source, template.where) == ("images", "chat_template.json")
+    assert template.variables == {"bos_token": "<|begin_of_text|>"}
+    (tmp_path / "chat_template.jinja").write_text("both")
+    template = read_folder(tmp_path).template
+    assert template is not None
+    assert template.where == "chat_template.jinja"
 
 
 def test_text_alone_is_as_before(llama4: Tokenizer) -> None:

@@ -278,6 +278,50 @@ def test_memory_counts_tower_and_image_keys(
         load_model(folder, max_tokens=100, max_images=3)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-3.2-11b-vision",
+        "llama-3.2-90b-vision-instruct",
+        "llama-4-scout-17b-16e",
+        "llama-4-maverick-17b-128e-instruct",
+        "llama-guard-4-12b",
+    ],
+)
+def test_published_models_have_their_parameters(name: str) -> None:
+    """The decoder with its tower has as many as are counted, and as a checkpoint stores."""
+    from llamatool.checkpoint.names import expected_tensors
+    from llamatool.config.catalog import find
+    from llamatool.model.weights import parameter_name
+    from llamatool.sizing.parameters import count_parameters
+
+    entry = find(name)
+    assert entry is not None
+    with torch.device("meta"):
+        model = Decoder(entry.config, images=True)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert sum(p.numel() for p in model.parameters()) == count_parameters(entry.config).total
+    stored = expected_tensors(entry.config)
+    assert {parameter_name(name): shape for name, shape in stored.items()} == shapes
+
+
+def test_worked_numbers() -> None:
+    """Two tiles of 560 pixels are 3,202 positions; two of 336 and the global one 432 tokens."""
+    from llamatool.config.catalog import find
+
+    for name, tiles, count in (
+        ("llama-3.2-11b-vision-instruct", 2, 3202),
+        ("llama-4-scout-17b-16e-instruct", 3, 432),
+    ):
+        entry = find(name)
+        assert entry is not None
+        with torch.device("meta"):
+            model = Decoder(entry.config, images=True)
+        image = Tiles(torch.zeros(tiles, 3, 1, 1), (1, 2))
+        assert model.vision_model.num_tokens(image) == count
+        assert model.num_cross_tokens(image) == (count if tiles == 2 else 0)
+
+
 def test_llama4_of_both_layouts_reads_prompts_by_its_token() -> None:
     """Meta's params.json names no image token: it is that of the published tokenizer."""
     reader = {"image_size": {"height": 336}, "patch_size": {"height": 14}, "dim": 1408}
