@@ -113,7 +113,8 @@ def stretches(
     """
     borders = [start, *(i.position for i in images if start < i.position < stop), stop]
     for begin, end in pairwise(borders):
-        yield begin, end, _keys(images, begin)
+        if begin < end:
+            yield begin, end, _keys(images, begin)
 
 
 def _keys(images: Sequence[SeenImage], position: int) -> slice | None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PIXELS = 100_000_000  # of a picture before it is made smaller; 300 MB once unpacked
+# Pillow knows more, but would start another program for some (EPS).
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "TIFF", "BMP", "JPEG2000", "PPM", "TGA", "ICO")
 WHITE = (255, 255, 255, 255)
 
 
@@ -93,7 +95,8 @@ def open_picture(path: str | Path) -> "Image":
         # Of large pictures (the limit here is an error in words) and of odd notes in files.
         warnings.simplefilter("ignore")
         try:
-            picture = Image.open(stream)
+            Image.init()  # which formats there are depends on how Pillow was built
+            picture = Image.open(stream, formats=[name for name in FORMATS if name in Image.OPEN])
             _require_decent(picture.size, path)
             picture.load()
             return _rgb(ImageOps.exif_transpose(picture), path)
@@ -103,9 +106,9 @@ def open_picture(path: str | Path) -> "Image":
             ) from None
         except UnidentifiedImageError:
             raise InputError(
-                "this is no picture of a kind that Pillow reads",
+                "this is no picture of a kind that is read here",
                 where=str(path),
-                hint="JPEG, PNG, WebP and many others work",
+                hint=f"known are {', '.join(FORMATS)}",
             ) from None
         except _BROKEN as error:
             reason = str(error) or type(error).__name__

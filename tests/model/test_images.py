@@ -378,9 +378,10 @@ def test_damaged_files_give_one_line(kind: int, changes: list[tuple[int, bytes]]
 
 def test_what_is_no_picture(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    for content in (b"", b"hello", b"<svg></svg>"):
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    for content in (b"", b"hello", b"<svg></svg>", postscript):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="no picture of a kind that Pillow reads"):
+        with pytest.raises(InputError, match="no picture of a kind that is read here"):
             open_picture(path)
     with pytest.raises(CheckpointError):
         open_picture(tmp_path / "missing.png")

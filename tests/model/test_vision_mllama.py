@@ -155,6 +155,21 @@ def test_logits_with_a_mask_of_ones() -> None:
     assert (read(ours, ids, [image]) - expected).abs().max() <= TOLERANCE
 
 
+def test_logits_in_bf16_err_no_more_than_theirs() -> None:
+    """Each against its own fp32 run, of the same rounded weights."""
+    (theirs, _), image, ids = build_mllama(), random_tiles((1, 2), SIDE), prompt(20, [0])
+    inputs = {"cross_attention_mask": their_mask(ids, [image]), **their_inputs([image])}
+    for parameter in theirs.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    exact = read(same_weights(theirs), ids, [image])
+    for parameter in theirs.parameters():
+        parameter.data = parameter.data.bfloat16()
+    ours = same_weights(theirs)
+    with torch.no_grad():
+        their_error = (theirs(ids, **inputs).logits.float() - exact).abs().median()
+    assert 0 < (read(ours, ids, [image]) - exact).abs().median() <= 1.2 * their_error
+
+
 def plain_logits(theirs: Any, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
     """The formula: cross layers by matrices and a mask of 0 and 1, [T, S]; others by their code.
 
@@ -263,6 +278,20 @@ def test_cached_is_uncached(places: list[int], piece: int) -> None:
     for position in range(22, 30):
         found = ours(ids[:, position : position + 1], cache=cache)
         assert (found[:, 0] - whole[:, position]).abs().max() <= 1e-5
+
+
+def test_cross_layers_at_both_ends() -> None:
+    """First and last layer; in all pieces but the last nobody asks the last layer anything."""
+    theirs, ours = build_mllama(cross_attention_layers=[0, 5])
+    image = random_tiles((1, 2), SIDE)
+    ids = prompt(20, [0])
+    mask = their_mask(ids, [image])
+    with torch.no_grad():
+        expected = theirs(ids, cross_attention_mask=mask, **their_inputs([image])).logits
+    assert (read(ours, ids, [image]) - expected).abs().max() <= TOLERANCE
+    cache = ours.new_cache(20, images=[image])
+    found = ours.prefill(ids, cache, piece=3, images=[image], logits_to_keep=2)
+    assert (found - expected[:, -2:]).abs().max() <= TOLERANCE
 
 
 def test_decoding_as_theirs() -> None:
