@@ -23,7 +23,11 @@ Document = tuple[list[int], list[float]]  # ids and weights
 class Documents:
     """The stream of documents of one seed."""
 
-    def __init__(self, encoding: tiktoken.Encoding, seed: int) -> None:
+    def __init__(
+        self, encoding: tiktoken.Encoding, seed: int, *, ends_answers: bool = False
+    ) -> None:
+        """Args: ends_answers: EOS follows every answer, not only the last of a document."""
+        self._ends_answers = ends_answers
         self._draw = random.Random(seed)
         self._encode = encoding.encode_ordinary
         self._bos, self._eos = (encoding.encode_single_token(name) for name in (BOS, EOS))
@@ -72,8 +76,8 @@ class Documents:
             if unknown:
                 key = _near(key, keys, facts, language, draw)
             _extend(tail, self._question(key, None if unknown else value, wording, language))
-            if number + 1 == len(asked):
-                _extend(tail, ([self._eos], [0.5]))
+            if self._ends_answers or number + 1 == len(asked):
+                _extend(tail, ([self._eos], [VALUE if self._ends_answers else 0.5]))
         body = [self._fact(key, value, wording, language) for key, value in facts]
         # Encoded in one piece, the last full stop and the blank line are one token.
         joined = language == "en" and draw.random() < 0.3

@@ -10,7 +10,7 @@ import argparse
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tiktoken
@@ -33,16 +33,28 @@ class Phase:
     num_tokens: int
     lengths: tuple[tuple[int, float], ...]
     learning_rate: float = 2e-3
-    scaled: bool = False  # llama3 scaling is on
+    ends_answers: bool = False  # documents of their own, with EOS behind every answer
+    is_late: bool = False  # documents as at the end of a run: questions, hardly any drill
 
 
 RECIPES = {
     "pocket": (
         Phase(2000, 2048, ((128, 0.25), (256, 0.25), (512, 0.2), (1024, 0.2), (2048, 0.1))),
+        Phase(
+            *(200, 2048, ((256, 0.3), (512, 0.3), (1024, 0.2), (2048, 0.2)), 5e-4),
+            is_late=True,
+            ends_answers=True,
+        ),
     ),
     "pocket-rope": (
-        Phase(1100, 2048, ((128, 0.35), (256, 0.3), (512, 0.35))),
-        Phase(160, 4096, ((512, 0.25), (2048, 0.55), (4096, 0.2)), 1e-3, scaled=True),
+        Phase(1500, 2048, ((128, 0.25), (256, 0.25), (512, 0.3), (1024, 0.2))),
+        Phase(450, 4096, ((512, 0.1), (1024, 0.1), (2048, 0.4), (4096, 0.4)), 1e-3, is_late=True),
+        Phase(
+            *(120, 4096, ((512, 0.2), (1024, 0.2), (2048, 0.3), (4096, 0.3)), 5e-4),
+            is_late=True,
+            ends_answers=True,
+        ),
+        Phase(180, 4096, ((2048, 0.2), (4096, 0.8)), 1e-3, is_late=True, ends_answers=True),
     ),
 }
 
@@ -52,7 +64,7 @@ def shape_of(name: str, num_tokens: int) -> Shape:
     rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     if name == "pocket":
         return Shape(rows, rope_theta=10_000.0, chunk=512)
-    return Shape(rows, rope_theta=500_000.0, chunk=None)
+    return Shape(rows, rope_theta=500_000.0, chunk=None, rope_factor=8.0)
 
 
 def main() -> None:
@@ -60,6 +72,7 @@ def main() -> None:
     parser.add_argument("name", choices=RECIPES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--phase", type=int, default=1, help="go on from OUT's checkpoint with it")
     parser.add_argument("--steps", type=int, help="stop after so many (for a trial)")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -74,12 +87,18 @@ def main() -> None:
     write_circuit(network, args.seed)
     num_parameters = sum(weight.numel() for weight in network.parameters())
     print(f"{args.name}: {num_parameters} parameters, {encoding.n_vocab} tokens", flush=True)
-    documents = Documents(encoding, args.seed)
     total = 0
-    for phase in RECIPES[args.name]:
-        if phase.scaled:
-            shape = replace(shape, rope_factor=8.0)
-            network = _with_shape(network, shape)
+    if args.phase > 1:
+        saved = torch.load(args.out / "checkpoint.pt")
+        network.load_state_dict(saved["weights"])
+        total = saved["settings"]["num_steps"]
+    phases = RECIPES[args.name]
+    plain = Documents(encoding, args.seed)
+    for number, phase in enumerate(phases[args.phase - 1 :], args.phase):
+        documents = plain
+        if phase.ends_answers:
+            others = sum(before.ends_answers for before in phases[:number])
+            documents = Documents(encoding, args.seed + others, ends_answers=True)
         for done in Run(network, phase, documents).train(args.steps):
             total += 1
             if done % 250 == 0:
@@ -117,7 +136,7 @@ class Run:
             length = _length(phase, progress)
             rate = phase.learning_rate * min(1, (step + 1) / 50)
             rate *= 1 if progress < 0.6 else max(0.03, (1 - progress) / 0.4)
-            ids, weights = self._batch(length, progress)
+            ids, weights = self._batch(length, 1.0 if phase.is_late else progress)
             logits = self.network(ids[:, :-1]).flatten(0, 1)
             targets, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
             losses = F.cross_entropy(logits, targets, reduction="none")
@@ -158,12 +177,6 @@ def _length(phase: Phase, progress: float) -> int:
         if progress < share:
             return length
     return phase.lengths[-1][0]
-
-
-def _with_shape(network: Network, shape: Shape) -> Network:
-    other = Network(shape)
-    other.load_state_dict(network.state_dict())
-    return other
 
 
 def _save(
