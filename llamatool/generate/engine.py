@@ -152,8 +152,9 @@ class Run:
         self._start = time.perf_counter()
         ids_BT = torch.tensor(self._prompts, dtype=torch.long, device=device)
         with _memory_explained(), torch.inference_mode():
+            images = self._unread_images()
             new_BT = ids_BT[:, self.cache.length :]
-            logits_BV = self.model.prefill(new_BT, self.cache, images=self._images)[:, -1]
+            logits_BV = self.model.prefill(new_BT, self.cache, images=images)[:, -1]
         require_finite(logits_BV, self.model.dtype)
         seen_BT = None
         if plan.sampling.repetition_penalty != 1.0:
@@ -181,6 +182,22 @@ class Run:
                 with _memory_explained(), torch.inference_mode():
                     logits_BV = self.step(token_B, self.cache)
         self.reasons = [reason or "length" for reason in self.reasons]
+
+    def _unread_images(self) -> "Sequence[Tiles]":
+        """The images that the cache does not hold yet; it is emptied if it ends within one."""
+        if not self._images or not self.cache.length:
+            return self._images
+        model, vision = self.model, self.model.config.vision
+        assert vision is not None
+        read = list(self._prompts[0][: self.cache.length]).count(vision.image_token_id)
+        for number, image in enumerate(self._images):
+            if not read:
+                return self._images[number:]
+            read -= 1 if model.has_cross_layers else model.vision_model.num_tokens(image)
+            if read < 0:
+                self.cache.truncate(0)
+                return self._images
+        return ()
 
     def stop(self, row: int, reason: StopReason) -> None:
         """Says from outside that a row is done."""

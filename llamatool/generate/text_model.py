@@ -173,7 +173,8 @@ class TextModel:
         self.step: Step | None = None  # reads one token; None: through the decoder itself
         self.compiles = False
         self._static: StaticStep | None = None
-        self._past: tuple[tuple[int, ...], KVCache] | None = None  # read last, where it is kept
+        # What was read last, and the images in it, where it is kept.
+        self._past: tuple[tuple[int, ...], tuple[Tiles, ...], KVCache] | None = None
 
     def prompt(
         self,
@@ -252,12 +253,11 @@ class TextModel:
         """The answer to `request`, to be iterated over.
 
         Args: keep: keeps what was read, so that the next answer reads only what is new in its
-        prompt: for conversations, but not for those with images, which are read anew.
+        prompt: for conversations.
         Raises: InputError if prompt and answer exceed the context; ResourceError if their keys
         and values do not fit into memory.
         """
         prompt = request.prompt
-        keep = keep and not prompt.images
         stops = self.stop_ids(prompt)
         plan = Plan(request.sampling, self._max_new_tokens(request), stops.ids)
         max_tokens = len(prompt.ids) + plan.max_new_tokens
@@ -266,7 +266,7 @@ class TextModel:
             step = self._compiled(max_tokens)
             cache = step.cache
         elif keep:
-            cache = self._continued(prompt.ids, max_tokens)
+            cache = self._continued(prompt, max_tokens)
         if cache is None:
             self.require_memory(max_tokens, num_images=len(prompt.images))
         run = Run(
@@ -281,7 +281,7 @@ class TextModel:
         text = TextStream(self.tokenizer, after=prompt.ids, stops=request.stops)
         answer = Answer(run, text, prompt, stops)
         if keep:
-            answer.when_done = self._keep
+            answer.when_done = lambda run, ids: self._keep(run, ids, prompt.images)
         return answer
 
     def require_memory(self, max_tokens: int, batch_size: int = 1, *, num_images: int = 0) -> None:
@@ -371,14 +371,16 @@ class TextModel:
         self._static.cache.truncate(0)
         return self._static
 
-    def _continued(self, ids: tuple[int, ...], max_tokens: int) -> "KVCache | None":
-        """A cache that holds the beginning of `ids` already, if the last one does."""
+    def _continued(self, prompt: Prompt, max_tokens: int) -> "KVCache | None":
+        """A cache that holds the beginning of the prompt already, if the last one does."""
         if self._past is None or self.decoder.rope.depends_on_length:
             return None
-        read, cache = self._past
+        read, images, cache = self._past
         self._past = None
+        if list(map(id, images)) != list(map(id, prompt.images)):  # the same ids show others
+            return None
         common = 0
-        for ours, theirs in zip(read, ids[:-1], strict=False):  # one is left to be read
+        for ours, theirs in zip(read, prompt.ids[:-1], strict=False):  # one is left to be read
             if ours != theirs:
                 break
             common += 1
@@ -388,8 +390,8 @@ class TextModel:
             return None
         return cache if cache.max_tokens >= max_tokens else cache.fork(2 * max_tokens)
 
-    def _keep(self, run: Run, ids: Sequence[int]) -> None:
-        self._past = (tuple(ids[: run.cache.length]), run.cache)
+    def _keep(self, run: Run, ids: Sequence[int], images: "tuple[Tiles, ...]") -> None:
+        self._past = (tuple(ids[: run.cache.length]), images, run.cache)
 
     def _max_new_tokens(self, request: Request) -> int:
         if request.max_new_tokens is not None and request.max_new_tokens < 1:

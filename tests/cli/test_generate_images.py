@@ -166,6 +166,50 @@ def test_a_conversation_about_an_image(
             assert text in done.stdout
 
 
+@pytest.mark.parametrize("family", ["cross", "fusion"])
+def test_a_conversation_reads_its_image_once(
+    family: str, llama4: tuple[Any, Path], mllama: Path, pictures: list[str], tmp_path: Path
+) -> None:
+    """Later turns read what is new; another picture in its place is another conversation."""
+    folder, form = mllama, "llama-3"
+    if family == "fusion":  # with a chunk that a conversation does not outgrow
+        folder, form = tmp_path / "model", "llama-4"
+        shutil.copytree(llama4[1], folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"]["attention_chunk_size"] = 4096
+        (folder / "config.json").write_text(json.dumps(config))
+    model = load_generator(folder, template=form, max_images=2)
+    tiles = [model.tiles(picture) for picture in pictures]
+    seen: list[int] = []
+    model.decoder.vision_model.register_forward_hook(lambda *_: seen.append(1))
+
+    def ask(messages: list[Message], images: list[Any], *, keep: bool) -> Any:
+        prompt = model.prompt(messages, images=images)
+        answer = model.answer(model.request(prompt, temperature=0.0, max_new_tokens=4), keep=keep)
+        for _ in answer:
+            pass
+        return answer.result
+
+    first = [Message("user", "What is this?", 1)]
+    messages = [*first, Message("assistant", "A b."), Message("user", "Why?")]
+    two = [Message("user", "What are these?", 2), *messages[1:]]
+    steps = (
+        (first, tiles[:1], 1),
+        (messages, tiles[:1], 0),
+        (messages, tiles[1:], 1),  # the same ids in 3.2, but another picture
+        (first, tiles[1:], 0),
+        (two, tiles, 2),
+        (first, tiles[:1], 1),
+    )
+    for asked, images, count in steps:
+        seen.clear()
+        kept = ask(asked, images, keep=True)
+        assert len(seen) == count
+        fresh = ask(asked, images, keep=False)
+        assert kept.output_ids == fresh.output_ids
+        assert kept.prompt_ids == fresh.prompt_ids
+
+
 def test_penalty_on_an_id_without_logit(mllama: Path, pictures: list[str]) -> None:
     """128256 stands in the prompt and has no logit."""
     model = load_generator(mllama, max_images=1)
