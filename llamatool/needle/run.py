@@ -250,8 +250,9 @@ class Runner:
             fork = cache.mark()
             for value in values:
                 ids, known = rivals[value], list(rows[: shared + 1])
-                for token in ids[shared:-1]:
-                    known.append(self._logits((token,), cache, 1)[0])
+                rest = ids[shared:-1]
+                if rest:
+                    known += self._logits(rest, cache, len(rest))
                 found[value] = _logprob(known, ids)
                 cache.rewind(fork)
             cache.rewind(mark)
