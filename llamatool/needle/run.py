@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from llamatool.errors import InputError
@@ -308,7 +309,9 @@ class Runner:
             else:
                 score = Score(False, False, "other")
         if question.cell.kind == "wrong_key":
-            return score, score.exact or score.verdict == "distractor"
+            # Nothing is right here: a number of the text belongs to another key.
+            copied = score.exact or score.verdict == "distractor"
+            return replace(score, exact=False, verdict="distractor") if copied else score, copied
         return score, score.exact
 
     def _bytes(self, token: int) -> bytes:
@@ -396,8 +399,6 @@ def load_decoder(
         dtype = "float32"
     decoder = load_model(subject.path, device=device, dtype=dtype, max_tokens=max_tokens)
     if rope_factor is not None:
-        from dataclasses import replace
-
         from llamatool.model.rope import RotaryEmbedding
 
         rope = subject.config.rope
