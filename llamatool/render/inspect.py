@@ -265,7 +265,7 @@ def _memory_block(inspection: Inspection) -> Grid:
             )
         elif inspection.config is not None and inspection.config.vision is not None:
             fewest, most = image_tokens(inspection.config.vision)
-            rows.append(("tokens per image", f"{fewest:,} to {most:,}", "by size and shape"))
+            rows.append(("tokens per image", f"{fewest:,} to {most:,}", "by shape"))
         context = inspection.config.max_position_embeddings if inspection.config else None
         if context:
             size = kv.num_bytes(context)
