@@ -1,6 +1,7 @@
 """Every test runs offline, in a home of its own, with the same terminal width."""
 
 import io
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of the program; where CI is set, every run tries the same examples.
+settings.register_profile(
+    "llamatool",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("llamatool")
 
 _LOCAL = ("127.0.0.1", "::1", "localhost", "")
 _environment = pytest.MonkeyPatch()
