@@ -50,7 +50,7 @@ def test_inspect_understands_it(name):
     else:
         assert kinds == [("full", True)] * 4
         assert found.config.rope.type == "llama3"
-        assert found.config.max_position_embeddings == 4096
+        assert found.config.max_position_embeddings == 2048
 
 
 @pytest.mark.parametrize("name", POCKETS)

@@ -54,7 +54,6 @@ RECIPES = {
             is_late=True,
             ends_answers=True,
         ),
-        Phase(180, 4096, ((2048, 0.2), (4096, 0.8)), 1e-3, is_late=True, ends_answers=True),
     ),
 }
 
