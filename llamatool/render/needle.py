@@ -17,7 +17,7 @@ from llamatool.needle.session import Shown, Test, replace_file
 from llamatool.needle.statistics import Paired
 from llamatool.needle.store import RESULTS, Trial
 from llamatool.render.blocks import Block, Grid, Lines, is_rich, plain, show
-from llamatool.render.needle_html import Palette, colour, ink, to_html, to_svg
+from llamatool.render.needle_html import Palette, colour, ink, short_name, to_html, to_svg
 from llamatool.units import format_bytes, format_tokens
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _spread(lengths: Sequence[int], room: int) -> list[int]:
 
 def _title(report: Report) -> str:
     trials = max((count.trials for count in report.cells), default=0)
-    return f"{report.model}, {report.mode}: hits of {trials} trials by depth and length"
+    return f"{short_name(report)}, {report.mode}: hits of {trials} trials by depth and length"
 
 
 def _by_length(report: Report) -> Grid:

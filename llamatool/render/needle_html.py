@@ -52,7 +52,7 @@ def to_svg(report: Report, palette: Palette, *, with_titles: bool = True) -> str
     Args: with_titles: the answers of a cell appear when the pointer rests on it.
     """
     lengths, depths = report.lengths, report.depths
-    width = max(420, _LEFT + _CELL * len(lengths) + 20)
+    width = max(420, _LEFT + _CELL * len(lengths) + 20, 24 + 9 * len(_title(report)))
     height = _TOP + _ROW * len(depths) + 46
     counts = {(count.length, count.depth): count for count in report.cells}
     trials: dict[tuple[int, float], list[Trial]] = {}
@@ -242,7 +242,15 @@ def _miss_table(misses: Sequence[Trial]) -> str:
 
 def _title(report: Report) -> str:
     trials = max((count.trials for count in report.cells), default=0)
-    return f"Needle test: {report.model}, {report.mode}, {trials} trials per cell"
+    return f"Needle test: {short_name(report)}, {report.mode}, {trials} trials per cell"
+
+
+def short_name(report: Report) -> str:
+    """The model without the folders it lies in.
+
+    Example: `./models/Llama-3.2-1B/` -> `Llama-3.2-1B`.
+    """
+    return report.model.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or report.model
 
 
 def _rgb(text: str) -> tuple[int, int, int]:
