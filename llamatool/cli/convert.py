@@ -178,6 +178,8 @@ def convert(
 
       llamatool convert SmolLM2-135M-Instruct.Q4_1.gguf ./smollm2 --dtype bf16
     """
+    # numpy only moves bytes here, and its matrix library would start threads that spin.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from llamatool import conversion
     from llamatool.render.blocks import show, show_json
 
