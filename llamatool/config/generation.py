@@ -131,6 +131,9 @@ _MODEL_TYPES = {
 def _llama4(case: _Case) -> Identity:
     config = case.config
     fitting = by_shape(config)
+    case.saw("vocab_size", config.vocab_size, _vocabulary_of(config))
+    if not fitting and config.vocab_size != 202048:
+        return _unknown_shape(case)
     if config.moe is None:
         case.saw("moe_layers", [], "Llama 4 without experts: Llama Guard 4")
         model = "llama-guard-4-12b" if fitting else None
@@ -160,6 +163,9 @@ def _llama4(case: _Case) -> Identity:
 def _vision(case: _Case) -> Identity:
     config = case.config
     fitting = [e for e in by_shape(config) if e.generation == "3.2-vision"]
+    case.saw("vocab_size", config.vocab_size, _vocabulary_of(config))
+    if not fitting and config.vocab_size != 128256:
+        return _unknown_shape(case)
     if not fitting:
         case.saw("shape", _shape(config), "not that of a published model")
         return case.verdict("3.2-vision", None, "medium")
@@ -185,8 +191,7 @@ def _vision(case: _Case) -> Identity:
 def _dense(case: _Case) -> Identity:
     config = case.config
     fitting = by_shape(config)
-    says = _VOCABULARIES.get(config.vocab_size, "no vocabulary of Meta's")
-    case.saw("vocab_size", config.vocab_size, says)
+    case.saw("vocab_size", config.vocab_size, _vocabulary_of(config))
     if not fitting:
         return _unknown_shape(case)
     case.saw("shape", _shape(config), "that of " + _families(fitting))
@@ -501,6 +506,10 @@ def _base(found: list[CatalogEntry]) -> CatalogEntry:
 def _family_head(found: list[CatalogEntry]) -> str:
     """The plainest name of a set of variants that look alike."""
     return min(_ids(found), key=len)
+
+
+def _vocabulary_of(config: ModelConfig) -> str:
+    return _VOCABULARIES.get(config.vocab_size, "no vocabulary of Meta's")
 
 
 def _families(found: tuple[CatalogEntry, ...]) -> str:

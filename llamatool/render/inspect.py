@@ -82,12 +82,21 @@ def headline(inspection: Inspection) -> str:
     if identity.family == "llama-architecture":
         return f"{name or 'unnamed'}: Llama's architecture, not a model of Meta's"
     if name is None:
-        name = f"Llama {identity.generation}" if identity.generation else "a Llama"
+        name = _generation_name(identity.generation)
     if identity.confidence == "ambiguous":
         if identity.model:
             return f"ambiguous, leaning to {name}"
         return "ambiguous: " + " or ".join(_candidate_name(c) for c in identity.candidates[:3])
     return f"{name} ({identity.confidence})"
+
+
+def _generation_name(generation: str | None) -> str:
+    if generation is None:
+        return "a Llama"
+    if generation == "code":
+        return "Code Llama"
+    words = generation.replace("guard-", "Guard ").replace("-vision", " Vision")
+    return f"Llama {words}"
 
 
 def _model_name(identity: Identity) -> str | None:

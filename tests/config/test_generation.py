@@ -219,6 +219,21 @@ def test_llama_4_without_experts_is_guard_4():
     assert (identity.generation, identity.variant) == ("guard-4", "guard")
 
 
+@pytest.mark.parametrize("name", ["llama-4-scout-17b-16e", "llama-3.2-11b-vision"])
+def test_a_small_model_of_the_architecture_is_not_metas(name):
+    values = copy.deepcopy(config_values(name))
+    values["text_config"].update(hidden_size=640, vocab_size=1000)
+    identity = verdict(values)
+    assert (identity.family, identity.generation) == ("llama-architecture", None)
+
+
+def test_guard_4_of_another_size_is_less_sure():
+    values = copy.deepcopy(config_values("llama-4-scout-17b-16e"))
+    values["text_config"].update(moe_layers=[], num_local_experts=0, num_hidden_layers=12)
+    identity = verdict(values)
+    assert (identity.generation, identity.confidence) == ("guard-4", "medium")
+
+
 def test_two_sides_of_the_90b_are_told_apart_by_eos_only():
     values = copy.deepcopy(config_values("llama-3.2-90b-vision-instruct"))
     values["text_config"]["eos_token_id"] = 128001
