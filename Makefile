@@ -40,6 +40,10 @@ test: lint
 bench: .venv/test
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/tokens.py speed runs stream start fuzz
+	$(BIN)/python benchmarks/convert.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/model.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/generate.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/needle.py
 
 completions: .venv/demo
 	$(BIN)/python tools/make_completions.py
