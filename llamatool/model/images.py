@@ -14,7 +14,8 @@ import math
 import struct
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,7 +92,7 @@ def open_picture(path: str | Path) -> "Image":
     except ModuleNotFoundError:
         raise MissingExtraError("reading images", "Pillow", "vision") from None
     path = Path(path)
-    with files.open_regular(path) as stream, warnings.catch_warnings():
+    with files.open_regular(path) as stream, warnings.catch_warnings(), _whole_pictures_only():
         # Of large pictures (the limit here is an error in words) and of odd notes in files.
         warnings.simplefilter("ignore")
         try:
@@ -113,6 +114,19 @@ def open_picture(path: str | Path) -> "Image":
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise InputError(f"the picture is broken: {reason[:200]}", where=str(path)) from None
+
+
+@contextmanager
+def _whole_pictures_only() -> Iterator[None]:
+    """Pillow fills up a file that ends early where any other package has told it to."""
+    from PIL import ImageFile
+
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 # What the decoders of Pillow raise for damaged files, besides OSError.

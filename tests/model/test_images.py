@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from llamatool.config.catalog import find
 from llamatool.config.model import VisionConfig
@@ -342,7 +342,10 @@ def test_huge_pictures_are_refused_unread(tmp_path: Path, side: int) -> None:
     assert peak < 5_000_000
 
 
-def test_broken_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lenient", [False, True])
+def test_broken_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: bool) -> None:
+    # Other packages, such as llama-models, make Pillow lenient for the whole process.
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
     stream = io.BytesIO()
     picture(200, 100).save(stream, format="PNG")
     whole = stream.getvalue()
