@@ -9,7 +9,7 @@ from llamatool.checkpoint.tensors import TensorTable
 from llamatool.config import catalog
 from llamatool.config.generation import Identity, completed, identify
 from llamatool.config.huggingface import parse_huggingface
-from llamatool.config.meta import parse_meta
+from llamatool.config.meta import embedding_rows, parse_meta, states_vocabulary
 from llamatool.config.model import ModelConfig, Note
 from llamatool.errors import CheckpointError
 from llamatool.records import record
@@ -75,7 +75,8 @@ def load_source(
 def _parsed(located: Source, tables: tuple[TensorTable, ...]) -> ModelConfig:
     assert located.config is not None
     if located.config_format == "meta":
-        rows = embedding_rows(located, tables)
+        shapes = [{name: info.shape for name, info in t.tensors.items()} for t in tables]
+        rows = embedding_rows(located.config, shapes)
         return parse_meta(located.config, where=located.where, embedding_rows=rows)
     return parse_huggingface(located.config, where=located.where)
 
@@ -84,26 +85,7 @@ def _vocabulary_unknown(located: Source) -> bool:
     """Whether a params.json leaves the vocabulary to the weights beside it."""
     if located.kind != "meta_folder" or located.config is None:
         return False
-    inner = located.config.get("model")
-    params = inner if isinstance(inner, dict) else located.config
-    return params.get("vocab_size") in (None, -1)
-
-
-def embedding_rows(located: Source, tables: tuple[TensorTable, ...]) -> int | None:
-    """Rows of Meta's embedding over all ranks, or None without it.
-
-    Llama 1 and 2 split the embedding by columns (each rank has every row), later ones by rows.
-    """
-    if not tables or located.config is None:
-        return None
-    for name in ("tok_embeddings.weight", "text_model.tok_embeddings.weight"):
-        shapes = [table.tensors[name].shape for table in tables if name in table.tensors]
-        if len(shapes) == len(tables) and all(len(shape) == 2 for shape in shapes):
-            inner = located.config.get("model")
-            params = inner if isinstance(inner, dict) else located.config
-            by_rows = shapes[0][1] == params.get("dim")
-            return sum(shape[0] for shape in shapes) if by_rows else shapes[0][0]
-    return None
+    return not states_vocabulary(located.config)
 
 
 def _from_catalog(source: str, located: Source) -> LoadedSource:

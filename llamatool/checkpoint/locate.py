@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from llamatool.checkpoint import files
 from llamatool.checkpoint.tensors import TensorTable
+from llamatool.config.meta import is_meta
 from llamatool.errors import CheckpointError, InputError, UnsupportedError, UsageError
 from llamatool.records import record
 
@@ -122,9 +123,7 @@ def classify_config(values: Mapping[str, Any], *, where: str) -> ConfigFormat:
 
     Raises: InputError if it is neither, saying what it looks like.
     """
-    inner = values.get("model")
-    params = inner if isinstance(inner, dict) else values
-    if "dim" in params and "n_layers" in params:
+    if is_meta(values):
         return "meta"
     if "model_type" in values or "hidden_size" in values or "text_config" in values:
         return "huggingface"

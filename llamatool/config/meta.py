@@ -5,7 +5,7 @@ output table, the image tower's shape, the context length. What can be derived f
 derived here and marked so; the context length follows from the identification of the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamatool.config.model import (
@@ -37,9 +37,35 @@ ASPECT_RATIOS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
 
 def is_meta(values: Mapping[str, Any]) -> bool:
     """Whether an object looks like a params.json (possibly wrapped in `model`)."""
+    params = _unwrapped(values)
+    return "dim" in params and "n_layers" in params
+
+
+def states_vocabulary(values: Mapping[str, Any]) -> bool:
+    """Whether a params.json says its vocabulary, and does not leave it to the weights."""
+    return _unwrapped(values).get("vocab_size") not in (None, -1)
+
+
+def embedding_rows(
+    values: Mapping[str, Any], ranks: Sequence[Mapping[str, tuple[int, ...]]]
+) -> int | None:
+    """Rows of the input table over all ranks, or None where the weights have no such table.
+
+    Llama 1 and 2 split the table by columns (each rank has every row), later ones by rows.
+
+    Args: ranks: the shapes of each rank's tensors by name.
+    """
+    for name in ("tok_embeddings.weight", "text_model.tok_embeddings.weight"):
+        shapes = [shapes[name] for shapes in ranks if name in shapes]
+        if shapes and len(shapes) == len(ranks) and all(len(shape) == 2 for shape in shapes):
+            by_rows = shapes[0][1] == _unwrapped(values).get("dim")
+            return sum(shape[0] for shape in shapes) if by_rows else shapes[0][0]
+    return None
+
+
+def _unwrapped(values: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = values.get("model")
-    block = inner if isinstance(inner, dict) else values
-    return "dim" in block and "n_layers" in block
+    return inner if isinstance(inner, dict) and "dim" not in values else values
 
 
 def parse_meta(
