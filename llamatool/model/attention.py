@@ -18,6 +18,9 @@ from llamatool.model.rope import Rotation, rotate
 
 # Elements of the largest mask that is ever made: 2048 queries see 2048 keys in one piece.
 MASK_ELEMENTS = 2**22
+# Keys that torch's attention on a CPU takes at a time. Where a window begins inside of such a
+# block, the block is read whole and masked: sums are then added up as over all keys at once.
+KEY_BLOCK = 512
 
 
 class Attention(nn.Module):
@@ -115,14 +118,13 @@ def attend(q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, window: int | None = 
             return _attend_one(q_BHTE, k_BKSE, v_BKSE)
         if T == S:
             return _attend_many(q_BHTE, k_BKSE, v_BKSE, None, is_causal=True)
-    rows = max(1, MASK_ELEMENTS // (S if window is None else min(S, 2 * window)))
-    if window is not None:
-        rows = min(rows, window)
+    rows = _rows_at_once(S, window)
     parts = []
     for first in range(0, T, rows):
         stop = min(first + rows, T)
         seen = S - T + stop  # keys that the last query of these rows sees
         oldest = 0 if window is None else max(0, S - T + first - window + 1)
+        oldest -= oldest % KEY_BLOCK
         mask_TS = _causal_mask(stop - first, seen - oldest, window, q_BHTE.device)
         q, k, v = q_BHTE[:, :, first:stop], k_BKSE[:, :, oldest:seen], v_BKSE[:, :, oldest:seen]
         parts.append(_attend_many(q, k, v, mask_TS, is_causal=False))
@@ -152,6 +154,14 @@ def _read(q_BHTE: Tensor | None, segment: Segment, num_new: int) -> Tensor | Non
         return None
     q_BHTE = q_BHTE[:, :, first - offset : stop - offset]
     return attend(q_BHTE, segment.k_BKSE, segment.v_BKSE, segment.window)
+
+
+def _rows_at_once(S: int, window: int | None) -> int:
+    """Queries that one mask is made for."""
+    if window is None:
+        return max(1, MASK_ELEMENTS // S)
+    rows = max(window, 64)  # fewer are not worth a call
+    return max(1, min(rows, MASK_ELEMENTS // min(S, rows + window + KEY_BLOCK)))
 
 
 def _causal_mask(T: int, S: int, window: int | None, device: torch.device) -> Tensor:

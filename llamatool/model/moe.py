@@ -1,16 +1,19 @@
 """The mixture of experts: each token goes to its top-k experts, and to one that all share.
 
 Letters: M tokens (batch and time flattened), D hidden_size, F width of one expert, X experts,
-k experts per token.
+k experts per token, R = M k.
 """
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamatool.config.layers import MoeSpec
-from llamatool.model.linear import Linear
+from llamatool.model.linear import WHOLE, Linear
 from llamatool.model.mlp import SwiGLU
+from llamatool.model.ranks import Cut, Ranks
 
 
 class MixtureOfExperts(nn.Module):
@@ -23,6 +26,8 @@ class MixtureOfExperts(nn.Module):
 
     Source: Llama4TextMoe in transformers; MoE in llama-models.
     """
+
+    ranks: Ranks | None = None  # set where each rank has a part of every expert
 
     def __init__(self, spec: MoeSpec, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -42,18 +47,22 @@ class MixtureOfExperts(nn.Module):
         counts = experts_Mk.flatten().bincount(minlength=self.experts.num_experts).tolist()
         tokens = order // self.num_experts_per_tok
         routed_in = x_MD[tokens] * scores_Mk.flatten()[order, None]
+        routed_RD = torch.empty_like(routed_in)
         start = 0
         for expert, count in enumerate(counts):
             if count:
                 stop = start + count
-                routed_out = self.experts(expert, routed_in[start:stop])
-                out_MD.index_add_(0, tokens[start:stop], routed_out)
+                routed_RD[order[start:stop]] = self.experts(expert, routed_in[start:stop])
                 start = stop
+        # The experts of a token are added up first, and rounded once, as in transformers.
+        out_MD += routed_RD.view(*experts_Mk.shape, x_MD.shape[-1]).sum(dim=1)
         return out_MD.view(x_BTD.shape)
 
 
 class Experts(nn.Module):
     """The weights of all experts, gate and up side by side, used as x @ W (not transposed)."""
+
+    cuts: Mapping[str, Cut] = WHOLE
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()

@@ -176,15 +176,16 @@ def _routed(x_BD: Tensor, moe: MixtureOfExperts) -> Tensor:
     """
     logits_Bk, experts_Bk = moe.router(x_BD).topk(moe.num_experts_per_tok, dim=-1)
     scores_Bk = torch.sigmoid(logits_Bk.float()).to(x_BD.dtype)
-    out_BD: Tensor = moe.shared_expert(x_BD)
+    shared_BD: Tensor = moe.shared_expert(x_BD)
+    routed = []
     for choice in range(moe.num_experts_per_tok):
         expert_B = experts_Bk[:, choice]
         routed_B1D = (x_BD * scores_Bk[:, choice, None]).unsqueeze(1)
         gate_up_B1F = torch.bmm(routed_B1D, moe.experts.gate_up_proj[expert_B])
         gate_B1F, up_B1F = gate_up_B1F.chunk(2, dim=-1)
         down_B1D = torch.bmm(F.silu(gate_B1F) * up_B1F, moe.experts.down_proj[expert_B])
-        out_BD = out_BD + down_B1D.squeeze(1)
-    return out_BD
+        routed.append(down_B1D.squeeze(1))
+    return shared_BD + torch.stack(routed).sum(dim=0)
 
 
 def _slots(position: int, max_tokens: int) -> int:
