@@ -10,6 +10,7 @@ LlamatoolError
   MissingError          4   something is missing here
     MissingExtraError       ... a package of an optional extra
     ResourceError           ... memory, disk space, hardware, permission to write
+    LostRankError           ... another process of the same run has ended
   HubError              5   the hub or the network
 
 Exit code 0 is done, 1 is the answer "no" (no error), 70 a bug of ours, 130 an interruption.
@@ -87,6 +88,10 @@ class MissingExtraError(MissingError):
 
 class ResourceError(MissingError):
     """Not enough memory or disk space, no such hardware, or no permission to write."""
+
+
+class LostRankError(MissingError):
+    """Another process that shares the model has ended or cannot be reached."""
 
 
 class HubError(LlamatoolError):

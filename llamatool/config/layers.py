@@ -4,10 +4,12 @@ Parameter counts, KV-cache sizes, tensor names, the model and its tensor-paralle
 this plan, so none of them asks which Llama it is.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from llamatool.config.model import ModelConfig, TemperatureConfig
-from llamatool.errors import ConfigError
+from llamatool.errors import ConfigError, UsageError
 from llamatool.records import record
 
 AttentionKind = Literal["full", "chunked", "sliding", "cross"]
@@ -62,6 +64,70 @@ def plan_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
     Source: transformers modeling_llama4.py, modeling_mllama.py, modeling_mistral.py.
     """
     return tuple(_layer(config, index) for index in range(config.num_hidden_layers))
+
+
+def split_layers(layers: Sequence[LayerSpec], num_ranks: int) -> tuple[LayerSpec, ...]:
+    """The layers as each of `num_ranks` tensor-parallel ranks holds them: all ranks alike.
+
+    Heads and the widths of feed-forwards and experts are divided. With more ranks than key/value
+    heads, several ranks hold the same head.
+
+    Raises: UsageError naming the numbers that do not divide, and the numbers of ranks that do.
+    Example: Llama 3.1 70B on 4 ranks -> 16 heads, 2 key/value heads, width 7168 in each layer.
+    """
+    problem = next(filter(None, (_indivisible(layer, num_ranks) for layer in layers)), None)
+    if problem is not None:
+        works = [str(number) for number in possible_splits(layers)]
+        raise UsageError(
+            f"{num_ranks} ranks cannot share this model: {problem}",
+            hint=f"it can be shared by {', '.join(works[:-1])} or {works[-1]}"
+            if len(works) > 1
+            else "it runs on one rank only",
+        )
+    return tuple(_split(layer, num_ranks) for layer in layers)
+
+
+def possible_splits(layers: Sequence[LayerSpec]) -> tuple[int, ...]:
+    """The numbers of ranks that can share these layers, ascending, 1 included.
+
+    Example: SmolLM2-135M, 9 heads and 3 key/value heads -> (1, 3).
+    """
+    most = min((layer.num_attention_heads for layer in layers), default=1)
+    return tuple(
+        number
+        for number in range(1, most + 1)
+        if not any(_indivisible(layer, number) for layer in layers)
+    )
+
+
+def _split(layer: LayerSpec, num_ranks: int) -> LayerSpec:
+    moe = layer.moe
+    if moe is not None:
+        shared = moe.shared_intermediate_size // num_ranks
+        moe = replace(moe, shared_intermediate_size=shared)
+    return replace(
+        layer,
+        num_attention_heads=layer.num_attention_heads // num_ranks,
+        num_key_value_heads=max(1, layer.num_key_value_heads // num_ranks),
+        intermediate_size=layer.intermediate_size // num_ranks,
+        moe=moe,
+    )
+
+
+def _indivisible(layer: LayerSpec, num_ranks: int) -> str | None:
+    """What of the layer cannot be divided by `num_ranks`, with its number."""
+    heads, kv_heads = layer.num_attention_heads, layer.num_key_value_heads
+    if heads % num_ranks:
+        return f"{heads} attention heads are not divisible by {num_ranks}"
+    if kv_heads % num_ranks and num_ranks % kv_heads:
+        return f"neither of {kv_heads} key/value heads and {num_ranks} ranks divides the other"
+    widths = {"intermediate_size": layer.intermediate_size}
+    if layer.moe is not None:
+        widths["shared expert's width"] = layer.moe.shared_intermediate_size
+    for name, width in widths.items():
+        if width % num_ranks:
+            return f"{name} {width} is not divisible by {num_ranks}"
+    return None
 
 
 def _layer(config: ModelConfig, index: int) -> LayerSpec:

@@ -24,6 +24,7 @@ from llamatool.model.linear import Embedding, Linear
 from llamatool.model.mlp import SwiGLU
 from llamatool.model.moe import MixtureOfExperts
 from llamatool.model.norm import RMSNorm
+from llamatool.model.ranks import Ranks
 from llamatool.model.rope import RotaryEmbedding, Rotation
 from llamatool.model.vision import tower_of
 
@@ -46,7 +47,8 @@ class Decoder(nn.Module):
         super().__init__()
         _require_supported(config)
         self.config = config
-        self.plan = plan_layers(config)
+        self.plan = plan_layers(config)  # of what is here: on a rank, of its part
+        self.ranks: Ranks | None = None  # set where the model is shared (model/parallel.py)
         self.rope = RotaryEmbedding(config)
         self.embed_tokens = Embedding(config.embedding_rows, config.hidden_size)
         # Named by index: without images, cross-attention layers are not built, but have numbers.
@@ -272,9 +274,14 @@ class Decoder(nn.Module):
         """Logits in fp32, [B, Q, V], of the last layer's outputs."""
         x_BQD = self.norm(x_BQD)
         if self.lm_head is None:
+            num_rows = self.config.embedding_rows
             table_VD = self.embed_tokens.weight[: self.config.vocab_size]
-            return nn.functional.linear(x_BQD, table_VD).float()
-        logits_BQV: Tensor = self.lm_head(x_BQD)
+            logits_BQV = nn.functional.linear(x_BQD, table_VD)
+        else:
+            num_rows = self.config.vocab_size
+            logits_BQV = self.lm_head(x_BQD)
+        if self.ranks is not None:
+            logits_BQV = self.ranks.join(logits_BQV, num_rows)[..., : self.config.vocab_size]
         return logits_BQV.float()
 
     def _inputs(self, ids_BT: Tensor | None, embeddings_BTD: Tensor | None) -> Tensor:

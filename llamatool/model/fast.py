@@ -26,9 +26,11 @@ from llamatool.errors import UnsupportedError
 from llamatool.model.attention import Attention, attend, scale_by_position
 from llamatool.model.cache import KVCache, LayerCache
 from llamatool.model.decoder import Block, Decoder
+from llamatool.model.linear import Linear, summed
 from llamatool.model.mlp import SwiGLU
 from llamatool.model.norm import rms_norm
 from llamatool.model.quantize import Int8Linear
+from llamatool.model.ranks import Ranks
 from llamatool.model.rope import Rotation, rotate
 
 PACK_ROWS = 16  # rows of input that the blocked layout is chosen for; good for 1 to 2048
@@ -39,8 +41,8 @@ def speed_up(model: Decoder, *, pack: bool = True) -> None:
 
     Args: pack: without it, weights stay matrices, which a compiler can look into.
 
-    Leaves alone what it does not know: experts, and layers that someone has hooks on (tensor
-    parallelism). Calling it twice changes nothing.
+    On a rank of several, its own parts are fused. Leaves alone what it does not know: experts,
+    and layers that someone has hooks on. Calling it twice changes nothing.
     """
     for block in model.layers.values():
         if not isinstance(block, Block):  # cross-attention to images
@@ -85,6 +87,8 @@ def can_pack(weight: Tensor) -> bool:
 class PackedLinear(nn.Module):
     """A linear layer whose weight only oneDNN can read."""
 
+    ranks: Ranks | None = None  # as in Linear
+
     def __init__(self, weight_FD: Tensor, bias_F: Tensor | None = None) -> None:
         super().__init__()
         self.weight_bytes = weight_FD.nbytes
@@ -94,14 +98,19 @@ class PackedLinear(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """The product with the weight, plus bias."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x_ND, self.packed, self.bias, "none", [], ""
-        )
-        return out
+        bias_F = self.bias if self.ranks is None else None
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x_ND, self.packed, bias_F, "none", [], "")
+        return out if self.ranks is None else summed(out, self.bias, self.ranks)
 
 
 def fused(linears: Sequence[nn.Module], *, pack: bool = True) -> nn.Module:
     """One layer whose output is that of all `linears` side by side."""
+    layer = _fused(linears, pack=pack)
+    layer.ranks = linears[0].ranks  # of several, none is summed over ranks
+    return layer
+
+
+def _fused(linears: Sequence[nn.Module], *, pack: bool) -> nn.Module:
     biases = [layer.bias for layer in linears]
     bias_F = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
     if all(isinstance(layer, Int8Linear) for layer in linears):
@@ -111,7 +120,7 @@ def fused(linears: Sequence[nn.Module], *, pack: bool = True) -> nn.Module:
         return PackedLinear(weight_FD, bias_F)
     rows, columns = weight_FD.shape
     with torch.device("meta"):
-        layer = nn.Linear(columns, rows, bias=bias_F is not None)
+        layer = Linear(columns, rows, bias=bias_F is not None)
     layer.weight = nn.Parameter(weight_FD, requires_grad=False)
     if bias_F is not None:
         layer.bias = nn.Parameter(bias_F, requires_grad=False)
@@ -217,7 +226,7 @@ class DecodeStep:
         cache.require_room(len(token_B), 1)
         position = cache.length
         cache.rope_length = max(cache.rope_length, position + 1)
-        x_BD = F.embedding(token_B, model.embed_tokens.weight)
+        x_BD = model.embed_tokens(token_B)
         tables = _Tables(
             model.rope.rotation(
                 position, 1, length=cache.rope_length, dtype=x_BD.dtype, device=x_BD.device
@@ -322,6 +331,6 @@ def _joined(weights: Sequence[Tensor]) -> Tensor:
 
 def _are_plain(layers: Sequence[nn.Module]) -> bool:
     """Whether these are linear layers of ours alone, all of one kind."""
-    if not any(all(isinstance(x, kind) for x in layers) for kind in (nn.Linear, Int8Linear)):
+    if not any(all(isinstance(x, kind) for x in layers) for kind in (Linear, Int8Linear)):
         return False
     return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)

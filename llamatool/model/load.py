@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from llamatool.sizing.kv_cache import kv_cache
 from llamatool.source import LoadedSource, load_source
 from llamatool.units import format_bytes
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -29,6 +33,7 @@ def load_model(
     max_tokens: int = PREFILL_PIECE,
     batch_size: int = 1,
     max_images: int = 0,
+    mesh: "DeviceMesh | None" = None,
 ) -> Decoder:
     """A model ready to run, from a folder, a safetensors or GGUF file, or Meta's `.pth` files.
 
@@ -43,10 +48,13 @@ def load_model(
     max_tokens: tokens that the cache will have to hold, for the check of memory.
     max_images: images that a cache will have to hold; with 0 the image tower and cross-attention
     layers stay out of memory, and the model reads text.
+    mesh: of the ranks that share the model, as `torchrun` starts them; this one then holds and
+    reads its part, and every rank must call `forward` with the same tokens.
 
     Raises: CheckpointError that lists every missing, unknown or ill-shaped tensor;
     UnsupportedError for weights packed in a way that is not read; ResourceError, with the
-    numbers, if weights and cache do not fit into the free memory.
+    numbers, if weights and cache do not fit into the free memory; UsageError if the ranks cannot
+    share the model.
     Example: `load_model("Llama-3.2-1B")(ids)` with ids [1, 12] -> logits [1, 1, 128256].
     """
     loaded = load_source(str(source), with_tensors=True)
@@ -55,6 +63,10 @@ def load_model(
     kind = find_dtype(dtype, config)
     with torch.device("meta"):
         model = Decoder(config, images=max_images > 0)
+    if mesh is not None:
+        from llamatool.model.parallel import parallelize
+
+        parallelize(model, mesh)
     weights = Weights(config, tables, where=loaded.located.where, as_stored=False)
     require_memory(
         model,
@@ -63,6 +75,7 @@ def load_model(
         max_tokens=max_tokens,
         batch_size=batch_size,
         max_images=max_images,
+        num_sharing=ranks_on_host(model) if place.type == "cpu" else 1,
     )
     weights.fill(model, "", kind, place)
     return model.eval()
@@ -153,15 +166,19 @@ def require_memory(
     max_tokens: int,
     batch_size: int = 1,
     max_images: int = 0,
+    num_sharing: int = 1,
 ) -> None:
     """Checks that weights and cache fit into what is free, before anything is read.
 
     The weights are those of the modules that were built: the image tower where it is. An image
     counts with as many tiles as one may have.
 
+    Args: num_sharing: ranks that load as much into the same memory.
     Raises: ResourceError with the numbers.
     """
     free_bytes = free_memory(device)
+    if free_bytes is not None:
+        free_bytes //= num_sharing
     weight_bytes = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     cache = kv_cache(model.plan, dtype=name, vision=model.config.vision)
@@ -172,9 +189,14 @@ def require_memory(
             f"weights in {name} take {format_bytes(weight_bytes)} and the KV cache of"
             f" {max_tokens:,} tokens{images} {format_bytes(cache_bytes)}, together"
             f" {format_bytes(weight_bytes + cache_bytes)}; {format_bytes(free_bytes)} are free"
-            f" on {device}",
+            f" on {device}" + (f" for each of {num_sharing} ranks" if num_sharing > 1 else ""),
             hint="`llamatool kv-budget` shows what fits; a smaller dtype or fewer tokens need less",
         )
+
+
+def ranks_on_host(model: Decoder) -> int:
+    """How many of the ranks that share `model` run on this machine; 1 where nothing is shared."""
+    return 1 if model.ranks is None else model.ranks.count_on_host()
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -56,6 +56,8 @@ class MixtureOfExperts(nn.Module):
                 start = stop
         # The experts of a token are added up first, and rounded once, as in transformers.
         out_MD += routed_RD.view(*experts_Mk.shape, x_MD.shape[-1]).sum(dim=1)
+        if self.ranks is not None:
+            out_MD = self.ranks.sum(out_MD)
         return out_MD.view(x_BTD.shape)
 
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamatool.errors import UnsupportedError
+from llamatool.model.linear import summed
+from llamatool.model.ranks import Ranks
 
 if TYPE_CHECKING:
     from llamatool.model.decoder import Decoder
@@ -26,6 +28,7 @@ class Int8Linear(nn.Module):
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
+    ranks: Ranks | None = None  # as in Linear
 
     def __init__(self, weight_FD: Tensor, bias_F: Tensor | None = None) -> None:
         """Packs `weight_FD`; what it held is not needed any more."""
@@ -57,7 +60,9 @@ class Int8Linear(nn.Module):
         else:
             # Many rows are bound by arithmetic: one unpacked copy costs little beside them.
             out_NF = F.linear(flat_ND, self.weight.to(x_ND.dtype)) * self.scale
-        if self.bias is not None:
+        if self.ranks is not None:
+            out_NF = summed(out_NF, self.bias, self.ranks)
+        elif self.bias is not None:
             out_NF = out_NF + self.bias
         return out_NF.view(*x_ND.shape[:-1], -1)
 
@@ -91,7 +96,9 @@ def quantize_int8(model: "Decoder") -> None:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 bias = child.bias.detach() if child.bias is not None else None
-                setattr(module, name, Int8Linear(child.weight.detach(), bias))
+                packed = Int8Linear(child.weight.detach(), bias)
+                packed.ranks = getattr(child, "ranks", None)
+                setattr(module, name, packed)
     if model.config.tie_word_embeddings:
         table_VD = model.embed_tokens.weight.detach()[: model.config.vocab_size]
         model.lm_head = Int8Linear(table_VD)

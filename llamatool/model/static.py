@@ -90,6 +90,8 @@ class _Network(nn.Module):
         super().__init__()
         if model.has_tower and model.has_cross_layers:
             raise UnsupportedError("a model with cross-attention to images is not compiled")
+        if model.ranks is not None:
+            raise UnsupportedError("a model that is split over ranks is not compiled")
         self.model = model
         self.scale = attention_factor(
             model.config.rope, max_position_embeddings=model.config.max_position_embeddings
@@ -102,7 +104,7 @@ class _Network(nn.Module):
             assert isinstance(block, Block)
             attention: nn.Module = block.self_attn
             if not isinstance(attention, FusedAttention):
-                raise UnsupportedError("a model that is split over ranks is not compiled")
+                raise UnsupportedError("a model with hooks on its layers is not compiled")
             self.plan.append(_Layer(spec.index, spec, block, attention))
             layer = cache.layers[spec.index]
             self.register_buffer(f"k{spec.index}", layer.k_BKSE)

@@ -35,22 +35,26 @@ class Storage:
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
-    def read(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
-        """The tensor on the CPU: itself, mapped, where `dtype` is the stored one.
+    def read(
+        self, info: TensorInfo, dtype: torch.dtype, *, rows: tuple[int, int] | None = None
+    ) -> Tensor:
+        """The tensor on the CPU: mapped and as it is stored, or unpacked to `dtype` from blocks.
+
+        Args: rows: the first of the rows that are wanted, and the one after the last.
 
         Raises: UnsupportedError for element types that hold no plain numbers; CheckpointError if
         the file became shorter.
         """
         stored = FLOATS.get(info.dtype.name)
         if stored is not None:
-            return self._mapped(info, stored).to(dtype)
+            return self._mapped(info, stored)[slice(*rows) if rows else slice(None)]
         if info.dtype.block_elements == 1 or info.dtype.gguf is None:
             raise UnsupportedError(
                 f"tensor `{info.name[:200]}` is stored as {info.dtype.name}",
                 where=str(info.file),
                 hint="take the bfloat16 release of this model",
             )
-        return self._dequantised(info, dtype)
+        return self._dequantised(info, dtype, rows)
 
     def _mapped(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
         if not info.num_elements:
@@ -67,7 +71,9 @@ class Storage:
             flat = torch.frombuffer(data, dtype=dtype, count=span, offset=info.offset)
         return flat.as_strided(info.shape, strides)
 
-    def _dequantised(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+    def _dequantised(
+        self, info: TensorInfo, dtype: torch.dtype, rows: tuple[int, int] | None
+    ) -> Tensor:
         import numpy
 
         columns = info.shape[-1]
@@ -78,12 +84,17 @@ class Storage:
             raise _cut(info)
         packed = numpy.frombuffer(data, numpy.uint8, num_rows * row_bytes, info.offset)
         packed = packed.reshape(num_rows, row_bytes)
-        out = torch.empty(num_rows, columns, dtype=dtype)
+        shape = info.shape
+        if rows is not None:
+            each = num_rows // shape[0]
+            packed = packed[rows[0] * each : rows[1] * each]
+            shape = (rows[1] - rows[0], *shape[1:])
+        out = torch.empty(len(packed), columns, dtype=dtype)
         step = max(1, ROWS_ELEMENTS // columns)
-        for first in range(0, num_rows, step):
+        for first in range(0, len(packed), step):
             values = _dequantise(packed[first : first + step], info)
             out[first : first + step] = torch.from_numpy(values)
-        return out.view(info.shape)
+        return out.view(shape)
 
     def _map(self, info: TensorInfo) -> mmap.mmap:
         if info.file not in self._maps:

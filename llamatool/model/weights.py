@@ -7,6 +7,7 @@ loading needs the memory of the weights and of one tensor more.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,8 @@ from llamatool.checkpoint.names import (
 from llamatool.checkpoint.tensors import TensorInfo, TensorTable
 from llamatool.config.model import ModelConfig
 from llamatool.errors import CheckpointError, UnsupportedError
+from llamatool.model.linear import WHOLE
+from llamatool.model.ranks import Cut
 from llamatool.model.storage import Storage
 
 MAX_LISTED = 30  # names that an error lists in full
@@ -45,38 +48,51 @@ class Weights:
         self._storage = Storage()
         self._sources = _Finder(config, tables, where).sources()
 
-    def read(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-        """The parameter `name`, converted to `dtype`, on `device`.
+    def read(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        """The parameter `name`, or a part of it, converted to `dtype`, on `device`.
 
         On a CPU and in the stored dtype this is the mapped file itself where the layout allows.
+        Of a part, no more is read than lies in it.
         """
         spec, ways = self._sources[name]
-        wholes = [self._whole(part, dtype) for part in ways]
-        tensor = wholes[0] if len(wholes) == 1 else torch.cat(wholes, dim=spec.join_axis)
+        whole = _join([self._stored(source) for source in ways], spec.join_axis)
+        if cut is not None:
+            ranges = [whole.narrow(cut.axis, first, stop) for first, stop in cut.ranges]
+            whole = _join(ranges, cut.axis)
+        tensor = whole.read(dtype)
         # Meta's layout and GGUF differ from Hugging Face's by an operation, and by nothing else.
         if ways[0].operation == "permute" and not self.as_stored:
-            tensor = _pairs_to_halves(tensor, spec.num_heads)
+            head_dim = spec.shape[0] // spec.num_heads
+            tensor = _pairs_to_halves(tensor, len(tensor) // head_dim)
         elif ways[0].operation == "transpose":
             tensor = tensor.T.contiguous()
         elif ways[0].operation == "tiles":
             tensor = _by_aspect_ratio(tensor, spec)
-        return tensor.reshape(spec.shape).to(device)
+        return (tensor if cut is not None else tensor.reshape(spec.shape)).to(device)
 
     def fill(
         self, module: nn.Module, prefix: str, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Gives every parameter of `module` its tensor, whose name begins with `prefix`."""
-        for name, _ in list(module.named_parameters()):
-            assign(module, name, self.read(prefix + name, dtype, device))
+        """Gives every parameter of `module` its tensor, whose name begins with `prefix`.
 
-    def _whole(self, source: "_Source", dtype: torch.dtype) -> Tensor:
-        shares = []
-        for info in source.shares:
-            share = self._storage.read(info, dtype)
-            if source.rows is not None:
-                share = share[slice(*source.rows)]
-            shares.append(share.reshape(source.share_shape))
-        return shares[0] if len(shares) == 1 else torch.cat(shares, dim=source.axis or 0)
+        Of a parameter that this rank has a part of, that part; see model/linear.py.
+        """
+        for name, _ in list(module.named_parameters()):
+            path, _, last = name.rpartition(".")
+            cut = getattr(module.get_submodule(path), "cuts", WHOLE).get(last)
+            assign(module, name, self.read(prefix + name, dtype, device, cut=cut))
+
+    def _stored(self, source: "_Source") -> "_Stored | _Pieces":
+        """The matrix as it lies in the files, nothing read yet."""
+        shares = [_Stored(self._storage, info, source) for info in source.shares]
+        return _join(shares, source.axis or 0)
 
 
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
@@ -113,6 +129,68 @@ class _Source:
         self.operation = operation
         self.axis = axis
         self.rows = rows
+
+
+class _Stored:
+    """What one file holds of a matrix, or a part of that; read when it is asked for."""
+
+    def __init__(self, storage: Storage, info: TensorInfo, source: _Source) -> None:
+        self.shape: tuple[int, ...] = source.share_shape
+        self._storage = storage
+        self._info = info
+        self._source = source
+        self._cuts: tuple[tuple[int, int, int], ...] = ()
+
+    def narrow(self, axis: int, first: int, stop: int) -> "_Stored":
+        """The part from `first` to `stop` of an axis."""
+        part = copy(self)
+        part._cuts = (*self._cuts, (axis, first, stop))
+        part.shape = (*self.shape[:axis], stop - first, *self.shape[axis + 1 :])
+        return part
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """The mapped file itself if it is of this dtype and in one stretch, else a copy."""
+        rows, shape, cuts = self._source.rows, self._source.share_shape, self._cuts
+        if rows is None and shape == self._info.shape and cuts and cuts[0][0] == 0:
+            rows, cuts = cuts[0][1:], cuts[1:]  # so that blocks of other rows stay packed
+            shape = (rows[1] - rows[0], *shape[1:])
+        tensor = self._storage.read(self._info, dtype, rows=rows).reshape(shape)
+        for axis, first, stop in cuts:
+            tensor = tensor.narrow(axis, first, stop - first)
+        tensor = tensor.to(dtype)
+        return tensor.contiguous() if cuts else tensor
+
+
+class _Pieces:
+    """Matrices side by side along an axis, nothing of them read yet."""
+
+    def __init__(self, pieces: "Sequence[_Stored | _Pieces]", axis: int) -> None:
+        self.pieces = pieces
+        self.axis = axis
+        shape: tuple[int, ...] = pieces[0].shape
+        size = sum(piece.shape[axis] for piece in pieces)
+        self.shape: tuple[int, ...] = (*shape[:axis], size, *shape[axis + 1 :])
+
+    def narrow(self, axis: int, first: int, stop: int) -> "_Stored | _Pieces":
+        """The part from `first` to `stop` of an axis, of the pieces that it touches."""
+        if axis != self.axis:
+            return _join([piece.narrow(axis, first, stop) for piece in self.pieces], self.axis)
+        parts, start = [], 0
+        for piece in self.pieces:
+            size = piece.shape[axis]
+            low, high = max(first - start, 0), min(stop - start, size)
+            if low < high:
+                parts.append(piece if (low, high) == (0, size) else piece.narrow(axis, low, high))
+            start += size
+        return _join(parts or [self.pieces[0].narrow(axis, 0, 0)], axis)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """All pieces as one tensor."""
+        return torch.cat([piece.read(dtype) for piece in self.pieces], dim=self.axis)
+
+
+def _join(pieces: "Sequence[_Stored | _Pieces]", axis: int) -> "_Stored | _Pieces":
+    return pieces[0] if len(pieces) == 1 else _Pieces(pieces, axis)
 
 
 class _Finder:

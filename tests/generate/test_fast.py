@@ -131,7 +131,7 @@ def test_layers_with_hooks_are_left_alone() -> None:
     ids = BY_NAME["gqa"].ids()
     cache = model.new_cache(SIZE, batch_size=2)
     assert follow(model, DecodeStep(model), cache, ids).isfinite().all()
-    with pytest.raises(UnsupportedError, match="split over ranks"):
+    with pytest.raises(UnsupportedError, match="hooks on its layers"):
         StaticStep(model, cache)
 
 
