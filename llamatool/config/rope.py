@@ -10,6 +10,7 @@ llama-models models/llama3/model.py; for the temperature modeling_llama4.py.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from llamatool.config.model import RopeConfig, TemperatureConfig
@@ -30,19 +31,37 @@ class RopeBands:
     divided: int  # long waves: slowed down by the whole factor
 
 
+def powers(theta: float, head_dim: int) -> Sequence[float]:
+    """theta^(2i / head_dim) for each of the head_dim / 2 pairs.
+
+    Example: theta 10000, head_dim 4 -> 1.0, 100.0.
+    """
+    # A float even for an integer theta: 1 / 10**400 would not be one.
+    theta = float(theta)
+    return tuple(theta ** (2 * i / head_dim) for i in range(head_dim // 2))
+
+
+Powers = Callable[[float, int], Sequence[float]]
+
+
 def inverse_frequencies(
     rope: RopeConfig,
     head_dim: int,
     *,
     max_position_embeddings: int | None = None,
     length: int | None = None,
+    powers: Powers = powers,
 ) -> tuple[float, ...]:
     """Radians per position of each of the head_dim / 2 pairs.
 
     The default is theta^(-2i / head_dim); the scaled types change it.
 
-    Args: length: tokens in sight, cached and new; only `dynamic` and `longrope` look at it, and
-    without it they answer for their original context.
+    Args:
+    length: tokens in sight, cached and new; only `dynamic` and `longrope` look at it, and
+        without it they answer for their original context.
+    powers: makes the powers that all begins with, in numbers whose arithmetic goes through to
+        the end: the model's are of single precision.
+
     Raises: ConfigError for an unknown type, a missing value, or values without a result.
     Example: theta 500000, head_dim 128 -> 1.0, 0.8146172338565447, ...; with the scaling of
     Llama 3.1 number 32 is 0.0005248461609929547 instead of 0.001414213562373095.
@@ -52,7 +71,7 @@ def inverse_frequencies(
     if not (math.isfinite(rope.theta) and rope.theta > 0):
         raise ConfigError(f"`rope_theta` is {rope.theta}, expected a positive number")
     try:
-        frequencies = _by_type(rope, head_dim, max_position_embeddings, length)
+        frequencies = _by_type(rope, head_dim, max_position_embeddings, length, powers)
     except (OverflowError, ZeroDivisionError):
         frequencies = ()
     if not frequencies or not all(map(math.isfinite, frequencies)):
@@ -64,23 +83,29 @@ def inverse_frequencies(
 
 
 def _by_type(
-    rope: RopeConfig, head_dim: int, max_position_embeddings: int | None, length: int | None
+    rope: RopeConfig,
+    head_dim: int,
+    max_position_embeddings: int | None,
+    length: int | None,
+    powers: Powers,
 ) -> tuple[float, ...]:
-    plain = _plain(rope.theta, head_dim)
+    # The formulas do their steps in the order of transformers, which single precision shows.
     match rope.type:
         case "default":
-            return plain
+            return _inverse(powers(rope.theta, head_dim))
         case "linear":
             factor = _positive(rope, "factor")
-            return tuple(f / factor for f in plain)
+            return tuple(f / factor for f in _inverse(powers(rope.theta, head_dim)))
         case "dynamic":
-            return _dynamic(rope, head_dim, max_position_embeddings, length)
+            theta = _dynamic_theta(rope, head_dim, max_position_embeddings, length)
+            return _inverse(powers(theta, head_dim))
         case "yarn":
-            return _yarn(rope, plain, max_position_embeddings)
+            return _yarn(rope, powers(rope.theta, head_dim), max_position_embeddings)
         case "longrope":
-            return _longrope(rope, plain, max_position_embeddings, length)
+            return _longrope(rope, powers(rope.theta, head_dim), max_position_embeddings, length)
         case "llama3":
-            return _llama3(rope, plain, max_position_embeddings)
+            scaling = _Llama3(rope, max_position_embeddings)
+            return tuple(scaling.scaled(f) for f in _inverse(powers(rope.theta, head_dim)))
     raise ConfigError(
         f"rope type `{rope.type[:80]}` is unknown", hint=f"known are {', '.join(ROPE_TYPES)}"
     )
@@ -124,7 +149,7 @@ def frequency_bands(
     if rope.type != "llama3":
         return None
     scaling = _Llama3(rope, max_position_embeddings)
-    bands = [scaling.band(f) for f in _plain(rope.theta, head_dim)]
+    bands = [scaling.band(f) for f in _inverse(powers(rope.theta, head_dim))]
     return RopeBands(bands.count("unchanged"), bands.count("interpolated"), bands.count("divided"))
 
 
@@ -147,31 +172,30 @@ def temperature_scale(temperature: TemperatureConfig, position: int) -> float:
     return 1.0 + temperature.attn_scale * math.log(1 + steps)
 
 
-def _plain(theta: float, head_dim: int) -> tuple[float, ...]:
-    # A float even for an integer theta: 1 / 10**400 would not be one.
-    theta = float(theta)
-    return tuple(1.0 / theta ** (2 * i / head_dim) for i in range(head_dim // 2))
+def _inverse(powers: Sequence[float]) -> tuple[float, ...]:
+    return tuple(1.0 / p for p in powers)
 
 
-def _dynamic(
+def _dynamic_theta(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int | None, length: int | None
-) -> tuple[float, ...]:
+) -> float:
     """The base grows with the length, beyond the trained context only (NTK-aware scaling)."""
     factor = _positive(rope, "factor")
     context = _context(rope, max_position_embeddings)
     if head_dim == 2:
         raise ConfigError("rope type `dynamic` needs a `head_dim` above 2")
     stretch = factor * max(length or 0, context) / context - (factor - 1)
-    return _plain(rope.theta * stretch ** (head_dim / (head_dim - 2)), head_dim)
+    theta: float = rope.theta * stretch ** (head_dim / (head_dim - 2))
+    return theta
 
 
 def _yarn(
-    rope: RopeConfig, plain: tuple[float, ...], max_position_embeddings: int | None
+    rope: RopeConfig, powers: Sequence[float], max_position_embeddings: int | None
 ) -> tuple[float, ...]:
     """Fast pairs stay, slow pairs are divided, with a linear ramp over the index between them."""
     original = _original_context(rope, max_position_embeddings)
     factor = _factor_or_ratio(rope, original, max_position_embeddings)
-    head_dim = 2 * len(plain)
+    head_dim = 2 * len(powers)
 
     def index_of(rotations: float) -> float:  # the pair that turns so often in the context
         return head_dim * math.log(original / (rotations * math.tau)) / (2 * math.log(rope.theta))
@@ -183,16 +207,18 @@ def _yarn(
     if low == high:
         high += 0.001
 
-    def slowed(index: int, frequency: float) -> float:
-        ramp = min(max((index - low) / (high - low), 0.0), 1.0)
-        return frequency / factor * ramp + frequency * (1 - ramp)
+    one = powers[0]  # theta^0, in the arithmetic of the others
 
-    return tuple(slowed(i, f) for i, f in enumerate(plain))
+    def slowed(index: int, power: float) -> float:
+        kept = 1 - min(max((one * index - low) / (high - low), 0.0), 1.0)
+        return 1.0 / (factor * power) * (1 - kept) + 1.0 / power * kept
+
+    return tuple(slowed(i, p) for i, p in enumerate(powers))
 
 
 def _longrope(
     rope: RopeConfig,
-    plain: tuple[float, ...],
+    powers: Sequence[float],
     max_position_embeddings: int | None,
     length: int | None,
 ) -> tuple[float, ...]:
@@ -200,17 +226,10 @@ def _longrope(
     beyond = (length or 0) > _original_context(rope, max_position_embeddings)
     name = "long_factor" if beyond else "short_factor"
     divisors = rope.long_factor if beyond else rope.short_factor
-    if divisors is None or len(divisors) != len(plain):
+    if divisors is None or len(divisors) != len(powers):
         found = "missing" if divisors is None else f"{len(divisors)} numbers"
-        raise ConfigError(f"`{name}` of the longrope is {found}, expected {len(plain)} numbers")
-    return tuple(f / divisor for f, divisor in zip(plain, divisors, strict=True))
-
-
-def _llama3(
-    rope: RopeConfig, plain: tuple[float, ...], max_position_embeddings: int | None
-) -> tuple[float, ...]:
-    scaling = _Llama3(rope, max_position_embeddings)
-    return tuple(scaling.scaled(f) for f in plain)
+        raise ConfigError(f"`{name}` of the longrope is {found}, expected {len(powers)} numbers")
+    return tuple(1.0 / (divisor * p) for p, divisor in zip(powers, divisors, strict=True))
 
 
 class _Llama3:
@@ -223,11 +242,11 @@ class _Llama3:
         self.original = _original_context(rope, max_position_embeddings)
 
     def band(self, frequency: float) -> Band:
-        turns = self.original * frequency / math.tau  # in the original context
-        if turns < self.low:
+        wavelength = math.tau / frequency
+        if wavelength > self.original / self.low:
             return "divided"
         # Scout sets low = high: nothing lies between, and the interpolation would be 0 / 0 there.
-        if turns > self.high or self.high <= self.low:
+        if wavelength < self.original / self.high or self.high <= self.low:
             return "unchanged"
         return "interpolated"
 
@@ -238,7 +257,7 @@ class _Llama3:
             case "divided":
                 return frequency / self.factor
             case "interpolated":
-                turns = self.original * frequency / math.tau
+                turns = self.original / (math.tau / frequency)  # in the original context
                 smooth = (turns - self.low) / (self.high - self.low)
                 return (1 - smooth) * frequency / self.factor + smooth * frequency
 

@@ -5,6 +5,8 @@ Hugging Face's Llama files and (2i, 2i + 1) in the interleaved layout of Meta's 
 Llama 4 files.
 """
 
+import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,10 +64,56 @@ class RotaryEmbedding:
             if self.depends_on_length:
                 self._frequencies.clear()  # decoding asks for a new length at each step
             frequencies = inverse_frequencies(
-                self.rope, self.head_dim, max_position_embeddings=self.context, length=key[1]
+                self.rope,
+                self.head_dim,
+                max_position_embeddings=self.context,
+                length=key[1],
+                powers=single_powers,
             )
             self._frequencies[key] = torch.tensor(frequencies, dtype=torch.float32, device=device)
         return self._frequencies[key]
+
+
+class Single(float):
+    """A number of single precision: what it is added to or multiplied by, and the result, too.
+
+    Frequencies are computed in it because both references do, and so did those who trained the
+    weights. One unit in the last place is little, but position 100,000 multiplies it.
+    """
+
+    def __new__(cls, value: float) -> "Single":
+        """The nearest number of single precision; OverflowError beyond the largest."""
+        return super().__new__(cls, struct.unpack("f", struct.pack("f", value))[0])
+
+    def __add__(self, other: float) -> "Single":
+        return Single(float(self) + float(Single(other)))
+
+    def __sub__(self, other: float) -> "Single":
+        return Single(float(self) - float(Single(other)))
+
+    def __rsub__(self, other: float) -> "Single":
+        return Single(float(Single(other)) - float(self))
+
+    def __mul__(self, other: float) -> "Single":
+        return Single(float(self) * float(Single(other)))
+
+    def __truediv__(self, other: float) -> "Single":
+        return Single(float(self) / float(Single(other)))
+
+    def __rtruediv__(self, other: float) -> "Single":
+        return Single(1.0 / float(self)) * other  # as torch divides a number by a tensor
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+def single_powers(theta: float, head_dim: int) -> Sequence[float]:
+    """theta^(2i / head_dim) for each of the head_dim / 2 pairs, by torch in single precision.
+
+    By torch, since powers are what its kernels do not round correctly.
+    """
+    indices_P = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
+    return tuple(map(Single, (float(theta) ** (indices_P / head_dim)).tolist()))
 
 
 def rotate(x_BHTE: Tensor, rotation: Rotation) -> Tensor:

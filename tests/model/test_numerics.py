@@ -67,6 +67,49 @@ def test_golden_frequencies_in_fp32(name: str) -> None:
         assert float(tensor[int(index)]) == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 3.3},
+        {"rope_type": "dynamic", "factor": 3.3},
+        {"rope_type": "yarn", "factor": 3.3, "original_max_position_embeddings": 4096},
+        *(
+            {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+            for factor in (8.0, 32.0)
+        ),
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_frequencies_are_those_of_transformers_to_the_last_bit(
+    theta: float, head_dim: int, scaling: dict
+) -> None:
+    """They are computed in single precision, operation by operation.
+
+    An ulp of a frequency, at position 100,000, is an angle of 0.006 more.
+    """
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=8 * head_dim,
+        num_attention_heads=8,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_theta": theta, **scaling},
+    )
+    ours = RotaryEmbedding(parse_huggingface(config.to_dict(), where="a test"))
+    expected = LlamaRotaryEmbedding(config).inv_freq
+    assert torch.equal(ours._inverse_frequencies(1, torch.device("cpu")), expected)
+
+
 def test_angles_stay_fp32_in_a_bf16_model() -> None:
     """A bfloat16 frequency is off by whole turns at 128k.
 
