@@ -51,7 +51,10 @@ class RotaryEmbedding:
         """
         positions_T = torch.arange(start, start + num_tokens, device=device, dtype=torch.float32)
         angles_TP = positions_T[:, None] * self._inverse_frequencies(length, device)
-        cos_TP, sin_TP = angles_TP.cos(), angles_TP.sin()
+        if self.rope.interleaved:
+            cos_TP, sin_TP = _as_complex(angles_TP)
+        else:
+            cos_TP, sin_TP = angles_TP.cos(), angles_TP.sin()
         if self.scale != 1.0:
             cos_TP, sin_TP = cos_TP * self.scale, sin_TP * self.scale
         if not self.rope.interleaved:
@@ -72,6 +75,15 @@ class RotaryEmbedding:
             )
             self._frequencies[key] = torch.tensor(frequencies, dtype=torch.float32, device=device)
         return self._frequencies[key]
+
+
+def _as_complex(angles_TP: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine by way of complex numbers, as the reference takes them.
+
+    On a CPU, torch computes those with another routine, and up to an ulp apart.
+    """
+    turns_TP = torch.polar(torch.ones_like(angles_TP), angles_TP)
+    return turns_TP.real.contiguous(), turns_TP.imag.contiguous()
 
 
 class Single(float):
