@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from llamatool.config.model import ModelConfig, TemperatureConfig
+from llamatool.config.model import ModelConfig, TemperatureConfig, VisionConfig
 from llamatool.errors import ConfigError, UsageError
 from llamatool.records import record
 
@@ -98,6 +98,26 @@ def possible_splits(layers: Sequence[LayerSpec]) -> tuple[int, ...]:
         for number in range(1, most + 1)
         if not any(_indivisible(layer, number) for layer in layers)
     )
+
+
+def share(total: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """First of `total` things that a rank holds, and the one after its last.
+
+    Where they do not divide, the last ranks hold fewer.
+    Example: 10 rows over 4 ranks -> 0:3, 3:6, 6:9, 9:10.
+    """
+    most = -(-total // num_ranks)
+    return min(rank * most, total), min((rank + 1) * most, total)
+
+
+def splits_tower(vision: VisionConfig, num_ranks: int) -> bool:
+    """Whether the ranks can share an image tower; where they cannot, each holds it whole.
+
+    Example: the tower of Llama 4 has 16 heads, so 2, 4, 8 and 16 ranks share it, and 3 do not.
+    """
+    # The last of these is that of the adapter, 0 where there is none.
+    sizes = vision.num_attention_heads, vision.intermediate_size, vision.projector_input_size
+    return all(size % num_ranks == 0 for size in sizes)
 
 
 def _split(layer: LayerSpec, num_ranks: int) -> LayerSpec:

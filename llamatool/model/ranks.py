@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llamatool.config.layers import share
 from llamatool.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class Ranks:
         Where they do not divide, the last ranks hold fewer.
         Example: 10 rows over 4 ranks -> 0:3, 3:6, 6:9, 9:10.
         """
-        most = -(-total // self.size)
-        return min(self.rank * most, total), min((self.rank + 1) * most, total)
+        return share(total, self.rank, self.size)
 
     def count_on_host(self) -> int:
         """How many of the ranks, this one included, run on this machine. All ranks must ask."""

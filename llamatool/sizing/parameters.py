@@ -4,7 +4,7 @@ Counted by formula over the layer plan, never by building the model: a model on 
 loses the tie of input and output table (21 % too much for Llama 3.2 1B).
 """
 
-from llamatool.config.layers import LayerSpec, plan_layers
+from llamatool.config.layers import LayerSpec, plan_layers, splits_tower
 from llamatool.config.model import ModelConfig, VisionConfig
 from llamatool.records import record
 
@@ -74,7 +74,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     active = _active(plan, config, text)
     if config.vision is not None:
         groups["vision_tower"] = vision_tower_parameters(config.vision)
-        groups["projector"] = _projector(config.vision, config.hidden_size)
+        groups["projector"] = projector_parameters(config.vision, config.hidden_size)
     total = sum(groups.values())
     # Meta's files of the tied models hold the output table too, as a copy of the input table.
     copied = config.tie_word_embeddings and config.source_format == "meta"
@@ -139,23 +139,27 @@ def _active(plan: tuple[LayerSpec, ...], config: ModelConfig, text: int) -> Acti
     return ActiveParameters(total=total, without_input_embedding=total - table)
 
 
-def vision_tower_parameters(vision: VisionConfig) -> int:
-    """Parameters of an image tower, its adapter included.
+def vision_tower_parameters(vision: VisionConfig, num_ranks: int = 1) -> int:
+    """Parameters of an image tower, its adapter included; or of a rank's part of it.
 
-    Example: Llama 3.2 11B Vision at 560 px -> 863567379; Llama 4 -> 850960896.
+    Ranks divide the heads, the feed-forward and the adapter's inner width; norms, tables, the
+    patch embedding and the biases of what is summed are whole on each.
+
+    Example: Llama 3.2 11B Vision at 560 px -> 863567379; Llama 4 -> 850960896, and on each of
+    two ranks 426447744.
     """
+    parts = num_ranks if splits_tower(vision, num_ranks) else 1
     width, inner = vision.hidden_size, vision.intermediate_size
+    heads_width, inner_part = width // parts, inner // parts
     norm = 2 * width  # LayerNorm: weight and bias
     patch = vision.num_channels * vision.patch_size**2 * width
     positions = width + vision.num_patches * width  # class token and position table
-    mlp = 2 * width * inner + inner + width
+    block = 4 * width * heads_width + 2 * width * inner_part + inner_part + width + 2 * norm
     if vision.kind == "llama4":
-        block = 4 * width * width + 4 * width + mlp + 2 * norm
-        out = vision.projector_output_size
-        adapter = vision.intermediate_size * vision.projector_input_size
-        adapter += vision.projector_input_size * out
+        block += 3 * heads_width + width  # biases of q, k, v and o
+        adapter_part = vision.projector_input_size // parts
+        adapter = adapter_part * (inner + vision.projector_output_size)
         return patch + positions + 2 * norm + vision.num_hidden_layers * block + adapter
-    block = 4 * width * width + mlp + 2 * norm
     tiles, ratios = vision.max_num_tiles, len(vision.supported_aspect_ratios) + 1
     tile_table = ratios * tiles * vision.num_patches * width + 1
     around_tables = 2 * (ratios * tiles * width + 1)
@@ -163,7 +167,11 @@ def vision_tower_parameters(vision: VisionConfig) -> int:
     return patch + positions + tile_table + around_tables + 2 * norm + blocks
 
 
-def _projector(vision: VisionConfig, hidden_size: int) -> int:
+def projector_parameters(vision: VisionConfig, hidden_size: int) -> int:
+    """Parameters of the matrix from an image's features to the decoder's width.
+
+    Example: Llama 3.2 11B Vision -> 31461376; Llama 4 -> 20971520.
+    """
     if vision.kind == "llama4":
         return vision.output_size * hidden_size
     return vision.output_size * hidden_size + hidden_size
