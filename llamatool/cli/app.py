@@ -18,6 +18,7 @@ from llamatool.cli import (
     kv_budget,
     models,
     needle,
+    ranks,
     tokens,
     verify,
 )
@@ -73,6 +74,7 @@ def root(
 def main() -> None:
     """Runs the command line and exits with the code that errors.py assigns."""
     _tolerant_output()
+    ranks.mute_followers()
     try:
         _run()
     except LlamatoolError as error:

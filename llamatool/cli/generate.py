@@ -8,18 +8,21 @@ import typer
 
 from llamatool.cli.options import JsonOption
 from llamatool.cli.progress import progress
+from llamatool.cli.ranks import crew
 from llamatool.errors import InputError, MissingExtraError, UsageError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from PIL.Image import Image
+    from torch.distributed.device_mesh import DeviceMesh
 
     from llamatool.generate.batch import Row
     from llamatool.generate.formats import Message
     from llamatool.generate.prompt import Prompt
     from llamatool.generate.text_model import Answer, Generation, Options, Request, TextModel
     from llamatool.model.images import Tiles
+    from llamatool.model.launch import Crew
 
 _MAX_PROMPT_BYTES = 64 * 2**20
 _POCKETS = ("pocket", "pocket-rope")  # the embedded models, the default first
@@ -243,61 +246,79 @@ def generate(
       llamatool generate ./Llama-3.2-11B-Vision-Instruct "What is this?" --image photo.jpg
 
       llamatool generate ./Llama-3.2-1B-Instruct --prompts in.jsonl --out out.jsonl
+
+      torchrun --nproc-per-node 2 -m llamatool generate ./Llama-3.1-70B-Instruct "Hello"
     """
     _check(prompt, prompt_file, prompts, out, chat=chat, raw=raw, template=template, suffix=suffix)
     if image and (prompts is not None or suffix is not None):
         raise UsageError("--image belongs to one prompt, not to --prompts or --suffix")
-    is_pocket = model is None or (model in _POCKETS and not Path(model).exists())
-    source = _pocket(model or _POCKETS[0]) if is_pocket else str(model)
-    text = None
-    if prompts is None and not chat:
-        text = _prompt_text(prompt, prompt_file, default=_POCKET_PROMPT if is_pocket else None)
-        if is_pocket and text == _POCKET_PROMPT:
-            _say(f"prompt: {text}")
-            temperature = 0.0 if temperature is None else temperature
-            stop = stop or ["."]
-    options: Options = {
-        "max_new_tokens": max_new_tokens,
-        "stops": stop or (),
-        "seed": seed,
-        "beyond_context": beyond_context,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }
-    pictures = _pictures(image or ())
-    loaded = _load(
-        source,
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        compiled=compiled,
-        raw=raw or suffix is not None,
-        chat=chat,
-        template=template,
-        tokenizer=tokenizer,
-        max_new_tokens=max_new_tokens,
-        max_images=len(pictures),
-    )
-    tiles = [loaded.tiles(picture) for picture in pictures]
-    _announce_images(loaded, image or (), tiles)
-    if prompts is not None and out is not None:
-        _many(loaded, prompts, out, options, system, batch_size=batch_size, as_json=as_json)
-        return
-    if chat:
-        _say(f"chat ({loaded.writing.why}); an empty line or Ctrl-D ends it")
-        _converse(loaded, system, options, tiles)
-        return
-    assert text is not None
-    asked = loaded.prompt(text, system=system, suffix=suffix, images=tiles)
-    _announce(loaded, asked, suffix)
-    answer = loaded.answer(loaded.request(asked, **options))
-    generation, interrupted = _write(answer, quiet=as_json)
-    _report(loaded, generation, show_stats=show_stats, show_ids=show_ids, as_json=as_json)
-    if interrupted:
-        raise KeyboardInterrupt
+    with crew(device) as group:
+        if group is not None:
+            device = str(group.device)
+            if compiled:
+                raise UsageError("--compile is for one process, not for several ranks")
+        is_pocket = model is None or (model in _POCKETS and not Path(model).exists())
+        source = _pocket(model or _POCKETS[0]) if is_pocket else str(model)
+        text = None
+        if prompts is None and not chat:
+            default = _POCKET_PROMPT if is_pocket else None
+            text = _told(group, lambda: _prompt_text(prompt, prompt_file, default=default))
+            if is_pocket and text == _POCKET_PROMPT:
+                _say(f"prompt: {text}")
+                temperature = 0.0 if temperature is None else temperature
+                stop = stop or ["."]
+        options: Options = {
+            "max_new_tokens": max_new_tokens,
+            "stops": stop or (),
+            "seed": seed,
+            "beyond_context": beyond_context,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
+        pictures = _pictures(image or ())
+        loaded = _load(
+            source,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            compiled=compiled,
+            raw=raw or suffix is not None,
+            chat=chat,
+            template=template,
+            tokenizer=tokenizer,
+            max_new_tokens=max_new_tokens,
+            max_images=len(pictures),
+            mesh=None if group is None else group.mesh,
+        )
+        tiles = [loaded.tiles(picture) for picture in pictures]
+        _announce_images(loaded, image or (), tiles)
+        if prompts is not None and out is not None:
+            _many(
+                loaded,
+                prompts,
+                out,
+                options,
+                system,
+                batch_size=batch_size,
+                as_json=as_json,
+                group=group,
+            )
+            return
+        if chat:
+            _say(f"chat ({loaded.writing.why}); an empty line or Ctrl-D ends it")
+            _converse(loaded, system, options, tiles, group)
+            return
+        assert text is not None
+        asked = loaded.prompt(text, system=system, suffix=suffix, images=tiles)
+        _announce(loaded, asked, suffix)
+        answer = loaded.answer(loaded.request(asked, **options))
+        generation, interrupted = _write(answer, quiet=as_json)
+        _report(loaded, generation, show_stats=show_stats, show_ids=show_ids, as_json=as_json)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 def _check(
@@ -357,6 +378,11 @@ def _prompt_text(prompt: str | None, prompt_file: Path | None, *, default: str |
     return text
 
 
+def _told(group: "Crew | None", make: "Callable[[], str]") -> str:
+    """What `make` gives; of several ranks, the first one asks and tells the others."""
+    return make() if group is None else group.tell(make)
+
+
 def _decoded(data: bytes, where: str) -> str:
     if len(data) > _MAX_PROMPT_BYTES:
         raise InputError(f"the prompt is longer than {_MAX_PROMPT_BYTES >> 20} MiB", where=where)
@@ -396,6 +422,7 @@ def _load(
     tokenizer: Path | None,
     max_new_tokens: int | None,
     max_images: int,
+    mesh: "DeviceMesh | None",
 ) -> "TextModel":
     """The model, or an error that says what is missing."""
     _require_torch()
@@ -415,6 +442,7 @@ def _load(
             tokenizer=tokenizer,
             max_tokens=max_new_tokens or DEFAULT_NEW_TOKENS,
             max_images=max_images,
+            mesh=mesh,
             progress=update,
         )
 
@@ -504,19 +532,25 @@ def _report(
 
 
 def _converse(
-    loaded: "TextModel", system: str | None, options: "Options", images: "Sequence[Tiles]"
+    loaded: "TextModel",
+    system: str | None,
+    options: "Options",
+    images: "Sequence[Tiles]",
+    group: "Crew | None",
 ) -> None:
     """Turn after turn until an empty line, the end of input or Ctrl-C at the prompt."""
     from llamatool.generate.formats import Message
 
     messages: list[Message] = [Message("system", system)] if system is not None else []
-    while line := _ask():
+    while line := _told(group, _ask):
         is_first = not any(message.role == "user" for message in messages)
         messages.append(Message("user", line, len(images) if is_first else 0))
         request = loaded.request(loaded.prompt(messages, images=images), **options)
         generation, interrupted = _write(loaded.answer(request, keep=True))
         if interrupted:
             _say("(interrupted)")
+            if group is not None:  # the other ranks have lost the thread
+                raise KeyboardInterrupt
         messages.append(Message("assistant", generation.text))
 
 
@@ -537,6 +571,7 @@ def _many(
     *,
     batch_size: int,
     as_json: bool,
+    group: "Crew | None",
 ) -> None:
     from llamatool.generate.batch import answer_file
     from llamatool.render.blocks import show_json
@@ -549,7 +584,9 @@ def _many(
 
     _say(f"mode: {loaded.writing.mode} ({loaded.writing.why})")
     with progress("Answering", unit="prompts") as update:
-        summary = answer_file(loaded, prompts, out, request, batch_size=batch_size, progress=update)
+        summary = answer_file(
+            loaded, prompts, out, request, batch_size=batch_size, progress=update, crew=group
+        )
     if as_json:
         show_json(batch_json(loaded, summary, str(out)))
     else:

@@ -10,9 +10,11 @@ import typer
 
 from llamatool.cli.options import JsonOption
 from llamatool.cli.progress import progress
+from llamatool.cli.ranks import crew
 from llamatool.errors import InputError, MissingExtraError, ResourceError, UsageError
 
 if TYPE_CHECKING:
+    from llamatool.model.launch import Crew
     from llamatool.needle.report import Report
     from llamatool.needle.session import Options, Test
     from llamatool.needle.store import Trial
@@ -304,14 +306,16 @@ def needle(
         lower_bound=lower_bound,
         seed=seed,
     )
-    _test(
-        options,
-        only_plan=plan,
-        fail_under=fail_under,
-        palette=palette,
-        plain=plain,
-        as_json=as_json,
-    )
+    with crew(device) as group:
+        _test(
+            options,
+            only_plan=plan,
+            fail_under=fail_under,
+            palette=palette,
+            plain=plain,
+            as_json=as_json,
+            group=group,
+        )
 
 
 def _test(
@@ -322,13 +326,14 @@ def _test(
     palette: Literal["cividis", "classic"],
     plain: bool,
     as_json: bool,
+    group: "Crew | None",
 ) -> None:
     from llamatool.needle.session import prepare
     from llamatool.render import needle as render
     from llamatool.render.blocks import show_json
 
     with progress("Reading headers", unit="files") as update:
-        test = prepare(options, progress=update)
+        test = prepare(options, progress=update, crew=group)
     if only_plan:
         planned = test.plan(with_speed=_has_torch())
         if as_json:
@@ -345,9 +350,9 @@ def _test(
     except KeyboardInterrupt:
         kept = "" if options.out is None else ": the same command goes on from here"
         sys.stderr.write(f"interrupted{kept}\n")
-        raise typer.Exit(130) from None
-    if options.out is not None:
-        render.write_files(options.out, report, palette)
+        raise SystemExit(130) from None
+    if test.options.out is not None:
+        render.write_files(test.options.out, report, palette)
     if as_json:
         from llamatool.needle.report import summary
 

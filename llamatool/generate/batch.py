@@ -11,6 +11,7 @@ so a row is what it would be alone (but for the rounding of larger products).
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +27,7 @@ from llamatool.records import record
 
 if TYPE_CHECKING:
     from llamatool.generate.text_model import Request, TextModel
+    from llamatool.model.launch import Crew
 
 Progress = Callable[[int, int], None]  # done, total
 
@@ -66,10 +68,12 @@ def answer_file(
     *,
     batch_size: int = 1,
     progress: Progress | None = None,
+    crew: "Crew | None" = None,
 ) -> Summary:
     """Answers every prompt of `prompts` that `out` has no answer to yet.
 
     Args: make_request: turns a row into a request. progress: told rows done and rows in all.
+    crew: the ranks that do this together, of which the first reads and writes `out`.
     Raises: InputError for a line that is no prompt, before anything is answered; UsageError if
     `out` holds answers to something else; ResourceError if it cannot be written.
     """
@@ -77,13 +81,20 @@ def answer_file(
         raise UsageError(f"--batch-size is {batch_size}: at least 1")
     rows = list(read_rows(prompts))
     tasks = [_task(model, row, make_request(model, row)) for row in rows]
-    done = _finished(out, {task.row.index: task.key for task in tasks})
+    keys = {task.row.index: task.key for task in tasks}
+    if crew is None:
+        done = _finished(out, keys)
+    else:
+        done = set(json.loads(crew.tell(lambda: json.dumps(sorted(_finished(out, keys))))))
+    writes = crew is None or crew.is_first
     pending = [task for task in tasks if task.row.index not in done]
     report = progress or (lambda done, total: None)
     report(len(done), len(tasks))
     num_tokens = 0
     try:
-        with out.open("a", encoding="utf-8", newline="\n") as stream:
+        with (out if writes else Path(os.devnull)).open(
+            "a", encoding="utf-8", newline="\n"
+        ) as stream:
             for batch in _batches(pending, batch_size):
                 for answer in _answers(model, batch):
                     num_tokens += len(answer["output_ids"])

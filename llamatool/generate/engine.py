@@ -167,6 +167,8 @@ class Run:
         for number in range(plan.max_new_tokens):
             with _memory_explained(), torch.inference_mode():
                 token_B = self._choose(logits_BV, seen_BT, chances)
+                if self.model.ranks is not None:  # seeds differ where none was given
+                    token_B = self.model.ranks.first(token_B)
                 if seen_BT is not None:
                     seen_BT = torch.cat((seen_BT, token_B[:, None]), dim=1)
                 is_last = number + 1 == plan.max_new_tokens

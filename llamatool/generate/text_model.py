@@ -39,6 +39,7 @@ from llamatool.units import format_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch.distributed.device_mesh import DeviceMesh
 
     from llamatool.generate.engine import Step
     from llamatool.model.cache import KVCache
@@ -298,7 +299,7 @@ class TextModel:
         name = str(decoder.dtype).removeprefix("torch.")
         cache = kv_cache(decoder.plan, dtype=name, vision=decoder.config.vision)
         needed = cache.num_bytes(max_tokens, batch_size=batch_size, num_images=num_images)
-        free = free_memory(decoder.device)
+        free = free_memory(decoder.device, num_sharing=decoder.num_on_host)
         if free is not None and needed > free:
             raise ResourceError(
                 f"the KV cache of {max_tokens:,} tokens takes {format_bytes(needed)};"
@@ -417,6 +418,7 @@ def load_generator(
     tokenizer: str | Path | None = None,
     max_tokens: int = DEFAULT_NEW_TOKENS,
     max_images: int = 0,
+    mesh: "DeviceMesh | None" = None,
     progress: "Progress | None" = None,
 ) -> TextModel:
     """A model that answers text, from a folder, a GGUF file, weights, or a hub id.
@@ -430,6 +432,7 @@ def load_generator(
     template: a file with a chat template, or the name of a built-in format.
     tokenizer: a file or folder, where it is not beside the weights.
     max_images: images that a prompt may have; with 0 the image tower stays out of memory.
+    mesh: of the ranks that share the model, as in `load_model`; all must ask the same.
     progress: told files done and files in all, while a hub id is downloaded.
 
     Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
@@ -462,7 +465,12 @@ def load_generator(
     if config.vision is not None:
         max_tokens += max_images * image_tokens(config.vision)[1]
     decoder = load_model(
-        path, device=device, dtype=dtype, max_tokens=max_tokens, max_images=max_images
+        path,
+        device=device,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        max_images=max_images,
+        mesh=mesh,
     )
     if quantize is not None:
         from llamatool.model.quantize import quantize_int8
@@ -491,7 +499,7 @@ def _fast_step(decoder: "Decoder", *, pack: bool) -> "Step | None":
 
     if decoder.has_tower and decoder.has_cross_layers:
         return None
-    free_bytes = free_memory(decoder.device)
+    free_bytes = free_memory(decoder.device, num_sharing=decoder.num_on_host)
     if pack and free_bytes is not None and extra_bytes(decoder) > free_bytes:
         return None
     speed_up(decoder, pack=pack)

@@ -49,6 +49,7 @@ class Decoder(nn.Module):
         self.config = config
         self.plan = plan_layers(config)  # of what is here: on a rank, of its part
         self.ranks: Ranks | None = None  # set where the model is shared (model/parallel.py)
+        self.num_on_host = 1  # ranks that take alike shares of this machine's memory
         self.rope = RotaryEmbedding(config)
         self.embed_tokens = Embedding(config.embedding_rows, config.hidden_size)
         # Named by index: without images, cross-attention layers are not built, but have numbers.

@@ -67,6 +67,8 @@ def load_model(
         from llamatool.model.parallel import parallelize
 
         parallelize(model, mesh)
+        assert model.ranks is not None
+        model.num_on_host = model.ranks.count_on_host() if place.type == "cpu" else 1
     weights = Weights(config, tables, where=loaded.located.where, as_stored=False)
     require_memory(
         model,
@@ -75,7 +77,6 @@ def load_model(
         max_tokens=max_tokens,
         batch_size=batch_size,
         max_images=max_images,
-        num_sharing=ranks_on_host(model) if place.type == "cpu" else 1,
     )
     weights.fill(model, "", kind, place)
     return model.eval()
@@ -166,19 +167,16 @@ def require_memory(
     max_tokens: int,
     batch_size: int = 1,
     max_images: int = 0,
-    num_sharing: int = 1,
 ) -> None:
     """Checks that weights and cache fit into what is free, before anything is read.
 
     The weights are those of the modules that were built: the image tower where it is. An image
     counts with as many tiles as one may have.
 
-    Args: num_sharing: ranks that load as much into the same memory.
     Raises: ResourceError with the numbers.
     """
-    free_bytes = free_memory(device)
-    if free_bytes is not None:
-        free_bytes //= num_sharing
+    num_sharing = model.num_on_host
+    free_bytes = free_memory(device, num_sharing=num_sharing)
     weight_bytes = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     cache = kv_cache(model.plan, dtype=name, vision=model.config.vision)
@@ -194,17 +192,19 @@ def require_memory(
         )
 
 
-def ranks_on_host(model: Decoder) -> int:
-    """How many of the ranks that share `model` run on this machine; 1 where nothing is shared."""
-    return 1 if model.ranks is None else model.ranks.count_on_host()
-
-
-def free_memory(device: torch.device) -> int | None:
+def free_memory(device: torch.device, *, num_sharing: int = 1) -> int | None:
     """Bytes free on `device`, or None where the system does not tell.
 
     On a CPU this is what Linux calls available: pages of mapped files count, because the system
     takes them back.
+
+    Args: num_sharing: processes that take alike shares of it.
     """
+    free_bytes = _free_memory(device)
+    return None if free_bytes is None else free_bytes // num_sharing
+
+
+def _free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes)

@@ -21,6 +21,7 @@ from llamatool.records import record
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
     from llamatool.model.cache import CacheMark, KVCache
     from llamatool.model.decoder import Decoder
@@ -386,18 +387,20 @@ def load_decoder(
     device: str = "auto",
     dtype: str | None = None,
     rope_factor: float | None = None,
+    mesh: "DeviceMesh | None" = None,
 ) -> "Decoder":
     """The weights of the subject.
 
     Args: dtype: by default fp32 for small models on a CPU, else that of the checkpoint.
-    rope_factor: another scaling of RoPE than the model's own, to try it.
+    rope_factor: another scaling of RoPE than the model's own, to try it. mesh: of the ranks that
+    share the model.
     Raises: ResourceError, with the numbers, if weights and cache do not fit.
     """
     from llamatool.model.load import find_device, load_model
 
     if dtype is None and find_device(device).type == "cpu" and _is_small(subject):
         dtype = "float32"
-    decoder = load_model(subject.path, device=device, dtype=dtype, max_tokens=max_tokens)
+    decoder = load_model(subject.path, device=device, dtype=dtype, max_tokens=max_tokens, mesh=mesh)
     if rope_factor is not None:
         from llamatool.model.rope import RotaryEmbedding
 

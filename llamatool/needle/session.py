@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamatool.errors import InputError, ResourceError, UsageError
 from llamatool.needle.experiment import (
@@ -43,6 +43,9 @@ from llamatool.needle.subject import POCKET_NOTE, Subject, Template, open_subjec
 from llamatool.records import record
 from llamatool.source import Progress
 from llamatool.units import format_tokens
+
+if TYPE_CHECKING:
+    from llamatool.model.launch import Crew
 
 PACKED_FROM = 16 * 1024  # tokens from which on whole prompts are too dear to be read one by one
 SUMMARY = "summary.json"
@@ -99,8 +102,10 @@ class Test:
 
     __test__ = False  # no test case of pytest's
 
-    def __init__(self, options: Options, subject: Subject) -> None:
-        self.options = options
+    def __init__(self, options: Options, subject: Subject, crew: "Crew | None" = None) -> None:
+        """A test. Args: crew: the ranks that run it together; the first reads and writes."""
+        self.crew = crew
+        self.options = options if crew is None or crew.is_first else replace(options, out=None)
         self.subject = subject
         self.design = _design(options, subject)
         encoder = Encoder(subject.tokenizer)
@@ -118,7 +123,7 @@ class Test:
         speed = None
         if with_speed:
             with few_threads(subject):
-                speed = matmul_flops_per_second(self.options.device)
+                speed = matmul_flops_per_second(self._device())
         return plan(
             self.experiment,
             self.outlines,
@@ -167,6 +172,8 @@ class Test:
         started = time.perf_counter()
         options = self.options
         store = Store(options.out, self.config_sha256, fresh=options.fresh)
+        if self.crew is not None:  # what to skip must be the same on every rank
+            store.take(json.loads(self.crew.tell(lambda: json.dumps(store.rows))))
         for trial in store.trials():
             on_trial(trial)
         missing = [o for o in self.outlines if not all(store.has(cell) for cell in o.cells)]
@@ -186,9 +193,10 @@ class Test:
         decoder = load_decoder(
             self.subject,
             longest,
-            device=options.device,
+            device=self._device(),
             dtype=options.dtype,
             rope_factor=options.rope_factor,
+            mesh=None if self.crew is None else self.crew.mesh,
         )
         return Runner(
             decoder,
@@ -197,6 +205,9 @@ class Test:
             scoring=options.scoring,
             prefill_chunk=options.prefill_chunk,
         )
+
+    def _device(self) -> str:
+        return self.options.device if self.crew is None else str(self.crew.device)
 
     def _run_jobs(
         self,
@@ -226,6 +237,8 @@ class Test:
             except (torch.OutOfMemoryError, InputError) as error:
                 if isinstance(error, InputError) and not store.rows and not errors:
                     raise  # nothing works: say why at once
+                if self.crew is not None and not isinstance(error, InputError):
+                    raise ResourceError(str(error).partition("\n")[0]) from None
                 errors.append(str(error).partition("\n")[0])
                 for cell in outline.cells:
                     if not store.has(cell):
@@ -234,9 +247,10 @@ class Test:
 
     def _is_spent(self, seconds: float, flops: float) -> bool:
         budget = self.options.budget
-        return (budget.seconds is not None and seconds >= budget.seconds) or (
-            budget.flops is not None and flops >= budget.flops
-        )
+        is_late = budget.seconds is not None and seconds >= budget.seconds
+        if self.crew is not None and budget.seconds is not None:  # clocks differ
+            is_late = bool(self.crew.tell(lambda: "late" if is_late else ""))
+        return is_late or (budget.flops is not None and flops >= budget.flops)
 
     def _flops_per_token(self) -> float:
         """On average; the plan's FLOPs over its tokens."""
@@ -400,12 +414,16 @@ class Shown:
     num_answer_tokens: int  # kept free for the answer
 
 
-def prepare(options: Options, *, progress: Progress | None = None) -> Test:
+def prepare(
+    options: Options, *, progress: Progress | None = None, crew: "Crew | None" = None
+) -> Test:
     """The test that `options` describe, without reading weights.
 
+    Args: crew: the ranks that will run it together, every one with the same options.
     Raises: UsageError if it cannot be; the errors of the source, its tokenizer and the haystack.
     """
-    return Test(options, open_subject(options.source, template=options.template, progress=progress))
+    subject = open_subject(options.source, template=options.template, progress=progress)
+    return Test(options, subject, crew)
 
 
 def show_prompt(folder: Path, line: int) -> Shown:

@@ -98,6 +98,12 @@ class Store:
                 f"cannot write the results: {error.strerror}", where=str(folder)
             ) from None
 
+    def take(self, rows: Mapping[str, Row]) -> None:
+        """Counts these finished rows, by their keys, as here."""
+        for number, (key, row) in enumerate(rows.items(), 1):
+            if key not in self.rows:
+                self._keep(row, number)
+
     def has(self, cell: Cell) -> bool:
         """Whether the trial is done; one that failed is not."""
         return row_key(self.config_sha256, cell) in self.rows
