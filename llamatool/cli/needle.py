@@ -10,7 +10,7 @@ import typer
 
 from llamatool.cli.options import JsonOption
 from llamatool.cli.progress import progress
-from llamatool.cli.ranks import crew
+from llamatool.cli.ranks import announce_ranks, crew
 from llamatool.errors import InputError, MissingExtraError, ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _test(
         render.say_plan(test, test.plan(), file=sys.stderr)
     try:
         with _live(test, palette, quiet=as_json) as (on_trial, tick):
-            report = test.run(on_trial, tick)
+            report = test.run(on_trial, tick, announce_ranks)
     except KeyboardInterrupt:
         kept = "" if options.out is None else ": the same command goes on from here"
         sys.stderr.write(f"interrupted{kept}\n")

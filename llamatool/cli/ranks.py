@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from llamatool.errors import LlamatoolError, LostRankError, MissingExtraError, UsageError
+from llamatool.units import format_bytes
 
 if TYPE_CHECKING:
     from llamatool.model.launch import Crew, Launch
+    from llamatool.sizing.ranks import RankMemory
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _real_stderr: TextIO | None = None
@@ -56,7 +58,7 @@ def crew(device: str) -> "Iterator[Crew | None]":
         found = join(_launch(), device)
     except LlamatoolError as error:
         raise _spoken(error) from None
-    found.watch.say = _say
+    found.watch.say = _say_aloud
     in_order = False
     try:
         yield found
@@ -83,6 +85,14 @@ def crew(device: str) -> "Iterator[Crew | None]":
         raise
     finally:
         found.leave(in_order=in_order)
+
+
+def announce_ranks(memory: "RankMemory") -> None:
+    """One line, before loading: what each rank will hold."""
+    _say(
+        f"{memory.num_ranks} ranks: each holds {format_bytes(memory.weight_bytes)} of weights and"
+        f" {format_bytes(memory.kv_bytes)} of KV cache for {memory.num_tokens:,} tokens"
+    )
 
 
 def _launch() -> "Launch":
@@ -133,6 +143,11 @@ def _unmute() -> None:
 
 
 def _say(message: str) -> None:
-    stream = _real_stderr or sys.stderr
-    stream.write(message + "\n")
-    stream.flush()
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+
+
+def _say_aloud(message: str) -> None:
+    """From a rank that is muted, too."""
+    _unmute()
+    _say(message)

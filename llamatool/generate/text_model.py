@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from llamatool.model.decoder import Decoder
     from llamatool.model.images import Tiles
     from llamatool.model.static import StaticStep
+    from llamatool.sizing.ranks import RankMemory
     from llamatool.source import LoadedSource, Progress
     from llamatool.tokenizers.base import Tokenizer
 
@@ -419,6 +420,7 @@ def load_generator(
     max_tokens: int = DEFAULT_NEW_TOKENS,
     max_images: int = 0,
     mesh: "DeviceMesh | None" = None,
+    announce: "Callable[[RankMemory], None] | None" = None,
     progress: "Progress | None" = None,
 ) -> TextModel:
     """A model that answers text, from a folder, a GGUF file, weights, or a hub id.
@@ -432,7 +434,7 @@ def load_generator(
     template: a file with a chat template, or the name of a built-in format.
     tokenizer: a file or folder, where it is not beside the weights.
     max_images: images that a prompt may have; with 0 the image tower stays out of memory.
-    mesh: of the ranks that share the model, as in `load_model`; all must ask the same.
+    mesh, announce: of the ranks that share the model, as in `load_model`; all must ask the same.
     progress: told files done and files in all, while a hub id is downloaded.
 
     Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
@@ -471,6 +473,7 @@ def load_generator(
         max_tokens=max_tokens,
         max_images=max_images,
         mesh=mesh,
+        announce=announce,
     )
     if quantize is not None:
         from llamatool.model.quantize import quantize_int8

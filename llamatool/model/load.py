@@ -1,6 +1,6 @@
 """A path to a running model: what it is, whether it fits, and its weights in place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from llamatool.model.decoder import PREFILL_PIECE, Decoder
 from llamatool.model.storage import FLOATS
 from llamatool.model.weights import Weights
 from llamatool.sizing.kv_cache import kv_cache
+from llamatool.sizing.ranks import RankMemory, rank_memory
 from llamatool.source import LoadedSource, load_source
 from llamatool.units import format_bytes
 
@@ -34,6 +35,7 @@ def load_model(
     batch_size: int = 1,
     max_images: int = 0,
     mesh: "DeviceMesh | None" = None,
+    announce: Callable[[RankMemory], None] | None = None,
 ) -> Decoder:
     """A model ready to run, from a folder, a safetensors or GGUF file, or Meta's `.pth` files.
 
@@ -50,6 +52,7 @@ def load_model(
     layers stay out of memory, and the model reads text.
     mesh: of the ranks that share the model, as `torchrun` starts them; this one then holds and
     reads its part, and every rank must call `forward` with the same tokens.
+    announce: told what each rank will hold, before anything is read.
 
     Raises: CheckpointError that lists every missing, unknown or ill-shaped tensor;
     UnsupportedError for weights packed in a way that is not read; ResourceError, with the
@@ -69,6 +72,19 @@ def load_model(
         parallelize(model, mesh)
         assert model.ranks is not None
         model.num_on_host = model.ranks.count_on_host() if place.type == "cpu" else 1
+        if announce is not None:
+            name = str(kind).removeprefix("torch.")
+            announce(
+                rank_memory(
+                    config,
+                    model.ranks.size,
+                    dtype=name,
+                    kv_dtype=name,
+                    num_tokens=max_tokens,
+                    batch_size=batch_size,
+                    num_images=max_images,
+                )
+            )
     weights = Weights(config, tables, where=loaded.located.where, as_stored=False)
     require_memory(
         model,

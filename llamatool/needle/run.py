@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from llamatool.model.cache import CacheMark, KVCache
     from llamatool.model.decoder import Decoder
+    from llamatool.sizing.ranks import RankMemory
 
 Scoring = Literal["forced", "generate", "both"]
 
@@ -388,12 +389,13 @@ def load_decoder(
     dtype: str | None = None,
     rope_factor: float | None = None,
     mesh: "DeviceMesh | None" = None,
+    announce: "Callable[[RankMemory], None] | None" = None,
 ) -> "Decoder":
     """The weights of the subject.
 
     Args: dtype: by default fp32 for small models on a CPU, else that of the checkpoint.
-    rope_factor: another scaling of RoPE than the model's own, to try it. mesh: of the ranks that
-    share the model.
+    rope_factor: another scaling of RoPE than the model's own, to try it. mesh, announce: of the
+    ranks that share the model, as in `load_model`.
     Raises: ResourceError, with the numbers, if weights and cache do not fit.
     """
     from llamatool.model.load import find_device, load_model

@@ -46,6 +46,7 @@ from llamatool.units import format_tokens
 
 if TYPE_CHECKING:
     from llamatool.model.launch import Crew
+    from llamatool.sizing.ranks import RankMemory
 
 PACKED_FROM = 16 * 1024  # tokens from which on whole prompts are too dear to be read one by one
 SUMMARY = "summary.json"
@@ -163,8 +164,11 @@ class Test:
         self,
         on_trial: Callable[[Trial], None] = lambda trial: None,
         tick: Callable[[], None] = lambda: None,
+        announce: "Callable[[RankMemory], None] | None" = None,
     ) -> Report:
         """Runs what no earlier run has finished, and reports all of it.
+
+        Args: announce: as in `load_model`.
 
         Raises: ResourceError if weights and cache do not fit; the errors of reading weights.
         KeyboardInterrupt leaves every finished trial on the disk.
@@ -180,14 +184,14 @@ class Test:
         runner, errors = None, []
         if missing:
             with few_threads(self.subject):
-                runner = self._runner()
+                runner = self._runner(announce)
                 errors = self._run_jobs(runner, missing, store, on_trial, tick)
         report = self._report(store, runner, time.perf_counter() - started, errors)
         if options.out is not None:
             write_summary(options.out, report)
         return report
 
-    def _runner(self) -> Runner:
+    def _runner(self, announce: "Callable[[RankMemory], None] | None") -> Runner:
         options, experiment = self.options, self.experiment
         longest = max(max(outline.lengths) for outline in self.outlines)
         decoder = load_decoder(
@@ -197,6 +201,7 @@ class Test:
             dtype=options.dtype,
             rope_factor=options.rope_factor,
             mesh=None if self.crew is None else self.crew.mesh,
+            announce=announce,
         )
         return Runner(
             decoder,

@@ -27,6 +27,7 @@ class RankMemory:
     """Bytes on the fullest of the ranks that share a model: the first."""
 
     num_ranks: int
+    num_tokens: int
     num_parameters: int
     weight_bytes: int
     kv_bytes: int
@@ -65,6 +66,7 @@ def rank_memory(
     )
     return RankMemory(
         num_ranks=num_ranks,
+        num_tokens=num_tokens,
         num_parameters=parameters,
         weight_bytes=element.num_bytes(parameters),
         kv_bytes=cache.num_bytes(num_tokens, batch_size=batch_size, num_images=num_images),
