@@ -8,9 +8,11 @@ One table, {name of a module: style}, which PyTorch's `parallelize_module` appli
   experts               Experts     as gate, up and down, inside of every expert
   embedding             Vocabulary  each rank has some rows; then the sum
   lm_head               Vocabulary  each rank has some logits; then they are joined
-  norms, router, image tower        whole on every rank
+  image tower           as a layer: q, k, v, fc1 Columns; o, fc2 Rows; its adapter too
+  norms, router, projector          whole on every rank
 
-So a layer costs two sums of a token's vector, after attention and after the feed-forward. The
+So a layer costs two sums of a token's vector, after attention and after the feed-forward. An image
+tower whose heads do not divide is whole on every rank, too (sizing/ranks.py counts all this). The
 styles keep plain tensors of this rank's part, not DTensors, whose dispatch costs more than a small
 product does (benchmarks/parallel.py measures both).
 
@@ -26,12 +28,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from llamatool.config.layers import LayerSpec, split_layers
+from llamatool.config.layers import LayerSpec, split_layers, splits_tower
 from llamatool.model.attention import Attention
 from llamatool.model.decoder import Decoder
 from llamatool.model.linear import Embedding, Linear
 from llamatool.model.moe import Experts, MixtureOfExperts
 from llamatool.model.ranks import Cut, Ranks
+from llamatool.model.tower import TowerAttention, TowerBlock
+from llamatool.model.vision_llama4 import AdapterMLP
 
 Plan = Mapping[str, ParallelStyle]
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -48,7 +52,7 @@ def parallelize(model: Decoder, mesh: DeviceMesh) -> None:
     """
     ranks = Ranks.of(mesh)
     mine = split_layers(model.plan, ranks.size)
-    parallelize_module(model, mesh, dict(parallel_plan(model)))
+    parallelize_module(model, mesh, dict(parallel_plan(model, ranks.size)))
     specs = {str(spec.index): spec for spec in mine}
     for index, block in model.layers.items():
         attention = getattr(block, "self_attn", None)
@@ -58,7 +62,7 @@ def parallelize(model: Decoder, mesh: DeviceMesh) -> None:
     model.ranks = ranks
 
 
-def parallel_plan(model: Decoder) -> Plan:
+def parallel_plan(model: Decoder, num_ranks: int) -> Plan:
     """The style of every module that is divided, by its name."""
     plan: dict[str, ParallelStyle] = {"embed_tokens": Vocabulary()}
     if model.lm_head is not None:
@@ -66,6 +70,10 @@ def parallel_plan(model: Decoder) -> Plan:
     for spec in model.plan:
         if str(spec.index) in model.layers:
             plan |= {f"layers.{spec.index}.{name}": style for name, style in _layer(spec)}
+    vision = model.config.vision
+    if model.has_tower and vision is not None and splits_tower(vision, num_ranks):
+        for path, module in model.vision_model.named_modules():
+            plan |= {f"vision_model.{path}.{name}": style for name, style in _tower(module)}
     return plan
 
 
@@ -91,6 +99,23 @@ def _layer(spec: LayerSpec) -> Sequence[tuple[str, ParallelStyle]]:
         ("mlp.shared_expert.down_proj", Rows(sums=False)),
         ("mlp.experts", ExpertWidths()),
         ("mlp", ExpertSum()),
+    ]
+
+
+def _tower(module: nn.Module) -> Sequence[tuple[str, ParallelStyle]]:
+    """The styles inside of a module of an image tower, if it is one that is divided."""
+    mlp: list[tuple[str, ParallelStyle]] = [("fc1", Columns()), ("fc2", Rows())]
+    if isinstance(module, AdapterMLP):
+        return mlp
+    if not isinstance(module, TowerBlock):
+        return []
+    return [
+        ("self_attn", TowerHeads()),
+        ("self_attn.q_proj", Columns()),
+        ("self_attn.k_proj", Columns()),
+        ("self_attn.v_proj", Columns()),
+        ("self_attn.o_proj", Rows()),
+        *((f"mlp.{name}", style) for name, style in mlp),
     ]
 
 
@@ -178,6 +203,15 @@ class ExpertSum(ParallelStyle):
         moe = _expect(module, MixtureOfExperts)
         moe.ranks = Ranks.of(device_mesh)
         return moe
+
+
+class TowerHeads(ParallelStyle):
+    """Some heads of an image tower's attention; its four matrices have styles of their own."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        attention = _expect(module, TowerAttention)
+        attention.num_heads //= device_mesh.size()
+        return attention
 
 
 def _cut_outputs(linear: Linear, rows: tuple[int, int]) -> None:

@@ -52,7 +52,7 @@ class TowerAttention(nn.Module):
 
     def __init__(self, width: int, num_heads: int, bias: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = num_heads  # of what is here: on a rank, of its part
         self.q_proj = Linear(width, width, bias=bias)
         self.k_proj = Linear(width, width, bias=bias)
         self.v_proj = Linear(width, width, bias=bias)

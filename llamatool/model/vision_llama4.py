@@ -129,12 +129,12 @@ class _Blocks(nn.Module):
 
 
 class _Adapter(nn.Module):
-    """gelu(fc2(gelu(fc1(pixel_shuffle(x)))))."""
+    """The two layers after the pixel shuffle."""
 
     def __init__(self, vision: VisionConfig) -> None:
         super().__init__()
         self.ratio = vision.pixel_shuffle_ratio
-        self.mlp = _AdapterMLP(vision)
+        self.mlp = AdapterMLP(vision)
 
     def forward(self, x_NPW: Tensor) -> Tensor:
         """The features, [N, P / 4, O]."""
@@ -142,7 +142,9 @@ class _Adapter(nn.Module):
         return out_NQO
 
 
-class _AdapterMLP(nn.Module):
+class AdapterMLP(nn.Module):
+    """gelu(fc2(gelu(fc1(x))))."""
+
     def __init__(self, vision: VisionConfig) -> None:
         super().__init__()
         width = int(vision.hidden_size / vision.pixel_shuffle_ratio**2)
