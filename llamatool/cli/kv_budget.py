@@ -445,9 +445,11 @@ def _show(
 def _is_no(budgets: "Sequence[Budget]", *, named: bool) -> bool:
     """Whether the answer is no: for any model that was named, or for every one of the table."""
     answers = [
-        budget.fit.fits if budget.fit is not None else budget.context.fits is not False
+        budget.fit.fits
+        if budget.fit is not None
+        else budget.unshared is None and budget.context.fits is not False
         for budget in budgets
-        if budget.fit is not None or budget.document is not None
+        if budget.question.machine is not None or budget.document is not None
     ]
     if not answers:
         return False

@@ -92,6 +92,7 @@ def possible_splits(layers: Sequence[LayerSpec]) -> tuple[int, ...]:
 
     Example: SmolLM2-135M, 9 heads and 3 key/value heads -> (1, 3).
     """
+    layers = tuple({replace(layer, index=0): None for layer in layers})  # most are alike
     most = min((layer.num_attention_heads for layer in layers), default=1)
     return tuple(
         number

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _BINDING = {"weights": "weights", "kv_cache": "KV cache", "context": "trained context"}
 _SHORT_BINDING = {"weights": "weights", "kv_cache": "KV cache", "context": "context"}
+_UNSHARED = "split"  # what is in the way where so many devices cannot share a model
 
 
 def to_blocks(
@@ -101,6 +102,9 @@ def _details(budget: Budget) -> list[Block]:
         blocks.append(_policies(budget))
     if budget.fit is not None:
         blocks += _fit_blocks(budget.fit, budget.remedy)
+    if budget.unshared is not None:
+        why = ("DOES NOT FIT: the devices cannot share it", *budget.unshared.split("; "))
+        blocks.append(Lines(why, title=f"On {budget.question.machine}"))
     return [*blocks, *_all_notes([budget])]
 
 
@@ -295,11 +299,14 @@ def _column(budget: Budget, windowed: bool) -> dict[str, str]:
         cells["most sequences"] = f"{fit.max_batch_size:,}"
         if fit.decode_tokens_per_second is not None and fit.fits_memory:
             cells["decoding, at most"] = f"{fit.decode_tokens_per_second:,} tokens/s"
+    elif budget.unshared is not None:
+        cells["on"] = str(budget.question.machine)
+        cells["fits"] = f"no: {_UNSHARED}"
     return cells
 
 
 def _survey(budgets: Sequence[Budget]) -> list[Block]:
-    if budgets[0].fit is None:
+    if budgets[0].question.machine is None:
         grid, notes = _cost_table(budgets)
     elif budgets[0].question.machine == "smallest":
         grid, notes = _smallest_table(budgets)
@@ -342,21 +349,23 @@ def _cost_table(budgets: Sequence[Budget]) -> tuple[Grid, list[str]]:
 
 def _fit_table(budgets: Sequence[Budget]) -> tuple[Grid, list[str]]:
     rows = tuple(
-        (
-            name_of(budget.subject),
-            format_gib(budget.total_bytes),
-            "yes" if fit.fits else f"no: {_SHORT_BINDING[fit.binding]}",
-            _tokens_or_dash(fit),
-            f"{fit.max_batch_size:,}",
-        )
-        for budget, fit in _fits(budgets)
+        (name_of(budget.subject), format_gib(budget.total_bytes), *_fit_cells(budget.fit))
+        for budget in budgets
     )
-    machine = _fits(budgets)[0][1].machine
     notes = [
-        f"on {machine}; GiB: weights and KV cache together",
+        f"on {budgets[0].question.machine}; GiB: weights and KV cache together",
         "fits: yes, or no and what binds; at once: sequences of this length",
     ]
+    if any(budget.unshared for budget in budgets):
+        notes.append("split: so many devices cannot share the model; name it to see how many can")
     return Grid(rows, ("model", "GiB", "fits", "most tokens", "at once"), "lrlrr"), notes
+
+
+def _fit_cells(fit: Fit | None) -> tuple[str, str, str]:
+    if fit is None:
+        return f"no: {_UNSHARED}", "-", "-"
+    verdict = "yes" if fit.fits else f"no: {_SHORT_BINDING[fit.binding]}"
+    return verdict, _tokens_or_dash(fit), f"{fit.max_batch_size:,}"
 
 
 def _smallest_table(budgets: Sequence[Budget]) -> tuple[Grid, list[str]]:
@@ -400,7 +409,9 @@ def _all_notes(budgets: Sequence[Budget]) -> list[Block]:
     several = len(budgets) > 1
     for budget in budgets:
         name = f"{name_of(budget.subject)}: " if several else ""
-        shown = {budget.context.answer} if budget.document is not None and not several else ()
+        shown = set() if several else {budget.unshared}
+        if budget.document is not None and not several:
+            shown.add(budget.context.answer)
         lines += [f"{name}{note.message}" for note in budget.notes if note.message not in shown]
         if budget.document is not None and several:
             lines.append(f"{name}{budget.document.counted_by}")

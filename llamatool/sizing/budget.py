@@ -7,7 +7,7 @@ from typing import Literal
 
 from llamatool.config.catalog import CatalogEntry
 from llamatool.config.context import ContextVerdict, context_verdict
-from llamatool.config.layers import LayerSpec, plan_layers
+from llamatool.config.layers import LayerSpec, plan_layers, split_layers
 from llamatool.config.model import ModelConfig, Note
 from llamatool.dtypes import DType, by_name
 from llamatool.errors import UsageError
@@ -131,6 +131,7 @@ class Budget:
     kv_bytes_by_policy: dict[Policy, int]
     weights: WeightsAnswer
     fit: Fit | None
+    unshared: str | None  # why so many devices cannot share the model; then there is no `fit`
     remedy: str | None  # options with which it would fit in memory
     context: ContextVerdict
     curve: tuple[CurvePoint, ...]  # at the powers of two
@@ -161,7 +162,8 @@ def kv_budget(subject: Subject, question: Question) -> Budget:
     )
     cache = kv_cache(layers, dtype=question.kv_dtype, vision=config.vision)
     by_policy = {policy: _bytes(cache, question, policy) for policy in POLICIES}
-    found = _fit(config, layers, weights, question)
+    unshared = _unshared(layers, question.machine)
+    found = None if unshared else _fit(config, layers, weights, question)
     context = context_verdict(config, layers, subject.entry, question.load.num_tokens)
     return Budget(
         subject=subject,
@@ -173,12 +175,13 @@ def kv_budget(subject: Subject, question: Question) -> Budget:
         kv_bytes_by_policy=by_policy,
         weights=answer,
         fit=found,
+        unshared=unshared,
         remedy=_remedy(subject, config, layers, question, found),
         context=context,
         curve=_curve(cache, config, question, 1) if question.curve else (),
         plot=_curve(cache, config, question, 8) if question.curve else (),
         document=question.document,
-        notes=tuple(_notes(subject, config, layers, question, found, context)),
+        notes=tuple(_notes(subject, config, layers, question, found, unshared, context)),
     )
 
 
@@ -198,6 +201,8 @@ def weights_of(
     Example: Llama 3.1 70B -> 141107412992 bytes, of which 2637824 are norms.
     """
     element = _element(dtype or config.dtype or "bfloat16")
+    # A file that packs its weights, or that was read, may hold several types.
+    of_file = dtype is None and (config.quantization is not None or file_bytes is not None)
     base_bits = Fraction(8 * element.block_bytes, element.block_elements)
     if dtype is None and file_bytes is not None:
         answer = WeightsAnswer(file_bytes, "as stored in the file", True)
@@ -233,6 +238,7 @@ def weights_of(
             replicated_bytes=replicated,
             kv_projections=projections,
             read_share=Fraction(max(answer.num_bytes - idle, 0), answer.num_bytes),
+            dtype=None if of_file else element,
         ),
         answer,
     )
@@ -261,11 +267,24 @@ def _fit(
     smallest = None
     if machine == "smallest":
         smallest = smallest_machine(config, layers, weights, load, kv_dtype=dtype, assumptions=how)
-        machine = smallest or largest_machine(config)
+        machine = smallest or largest_machine(layers)
     found = fit(config, layers, weights, machine, load, kv_dtype=dtype, assumptions=how)
     if smallest is None and not found.fits_memory and question.alternatives:
         smallest = smallest_machine(config, layers, weights, load, kv_dtype=dtype, assumptions=how)
     return replace(found, smallest=smallest)
+
+
+def _unshared(
+    layers: Sequence[LayerSpec], machine: Machine | Literal["smallest"] | None
+) -> str | None:
+    """Why the devices of a machine cannot share a model, and how many can; None if they can."""
+    if not isinstance(machine, Machine):
+        return None
+    try:
+        split_layers(layers, machine.count)
+    except UsageError as error:
+        return f"{error.what}; {error.hint}"
+    return None
 
 
 def _file_bytes(subject: Subject, question: Question) -> int | None:
@@ -384,14 +403,17 @@ def _notes(
     layers: Sequence[LayerSpec],
     question: Question,
     found: Fit | None,
+    unshared: str | None,
     context: ContextVerdict,
 ) -> list[Note]:
     notes = list(subject.notes)
     notes += _context_notes(context)
     notes += _image_notes(config, question.load)
     notes += _head_notes(subject, layers, question)
+    if unshared is not None:
+        notes.append(Note("cannot-share", unshared))
     if found is not None:
-        notes += _parallel_notes(config, layers, found)
+        notes += _parallel_notes(layers, found)
     return notes
 
 
@@ -450,7 +472,7 @@ def _head_notes(subject: Subject, layers: Sequence[LayerSpec], question: Questio
     return notes
 
 
-def _parallel_notes(config: ModelConfig, layers: Sequence[LayerSpec], found: Fit) -> list[Note]:
+def _parallel_notes(layers: Sequence[LayerSpec], found: Fit) -> list[Note]:
     ranks = found.tensor_parallel
     heads = layers[0].num_key_value_heads
     notes = []
@@ -460,22 +482,6 @@ def _parallel_notes(config: ModelConfig, layers: Sequence[LayerSpec], found: Fit
                 "kv-replicated",
                 f"{ranks} ranks share {heads} KV heads: each rank keeps a whole head, so the cache "
                 f"per device is that of {heads} ranks",
-            )
-        )
-    elif heads % ranks:
-        notes.append(
-            Note(
-                "kv-uneven",
-                f"{heads} KV heads do not divide over {ranks} ranks: the fullest holds "
-                f"{-(-heads // ranks)}, and most engines refuse this",
-            )
-        )
-    if config.num_attention_heads % ranks:
-        notes.append(
-            Note(
-                "heads-uneven",
-                f"{config.num_attention_heads} attention heads do not divide over {ranks} ranks: "
-                "most engines refuse this",
             )
         )
     return notes

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from llamatool.config.layers import LayerSpec
+from llamatool.config.layers import LayerSpec, possible_splits, split_layers
 from llamatool.config.model import ModelConfig
+from llamatool.dtypes import DType
 from llamatool.errors import UsageError
 from llamatool.records import record
 from llamatool.sizing.hardware import GPUS, Machine
@@ -23,8 +24,8 @@ from llamatool.sizing.kv_cache import (
     Policy,
     held_tokens,
     kv_cache,
-    shard_layers,
 )
+from llamatool.sizing.ranks import rank_parameters
 
 Binding = Literal["weights", "kv_cache", "context"]
 
@@ -42,12 +43,17 @@ _MAX_SEQUENCES = 2**30
 
 @record
 class Weights:
-    """Weight bytes by what tensor parallelism does with them, and what a step reads."""
+    """Weight bytes by what tensor parallelism does with them, and what a step reads.
+
+    Of weights in one type throughout, a rank's part is counted tensor by tensor (sizing/ranks.py).
+    A quantised file mixes types, and its part is estimated by `per_rank_bytes`.
+    """
 
     sharded_bytes: int  # cut into as many parts as there are ranks
     replicated_bytes: int  # whole on every rank: norms and routers
     kv_projections: tuple[tuple[int, int], ...] = ()  # (KV heads, bytes): cut by KV heads only
     read_share: Fraction = Fraction(1)  # part that one decode step reads
+    dtype: DType | None = None  # of every parameter; None: of several types
 
     @property
     def total_bytes(self) -> int:
@@ -55,7 +61,7 @@ class Weights:
         return self.per_rank_bytes(1)
 
     def per_rank_bytes(self, tensor_parallel: int) -> int:
-        """Bytes on the fullest rank.
+        """Bytes on the fullest rank: an estimate, as if every matrix could be cut anywhere.
 
         sharded / ranks + replicated + for each projection to keys or values: bytes x
         ceil(KV heads / ranks) / KV heads
@@ -147,7 +153,8 @@ def fit(
 ) -> Fit:
     """Whether a model fits a machine, and the most that does.
 
-    Raises: UsageError if the utilization is not above 0 and at most 1, or a count is not positive.
+    Raises: UsageError if the utilization is not above 0 and at most 1, a count is not positive, or
+    so many devices cannot share the model.
     Example: Llama 3.1 8B on 24 GiB, utilization 0.9, overhead 0 -> 54400 tokens at most.
     """
     check(load, assumptions)
@@ -201,13 +208,14 @@ def smallest_machine(
 ) -> Machine | None:
     """The set of listed devices with the least memory on which the load fits in memory.
 
-    Sets of 1, 2, 4 and 8 equal devices are tried, unified memory only alone; of two with the same
-    memory the one with fewer devices. None if not even the largest is enough.
+    Sets of 1, 2, 4 and 8 equal devices are tried where so many can share the model, unified memory
+    only alone; of two with the same memory the one with fewer devices. None if not even the largest
+    is enough.
     """
     check(load, assumptions)
     _check_policy(assumptions.policy)
     ranks = {
-        count: _Rank(config, layers, weights, count, kv_dtype) for count in _device_counts(config)
+        count: _Rank(config, layers, weights, count, kv_dtype) for count in _device_counts(layers)
     }
     for machine in _machines(ranks):
         problem = _Problem(ranks[machine.count], machine, load, assumptions)
@@ -216,9 +224,9 @@ def smallest_machine(
     return None
 
 
-def largest_machine(config: ModelConfig) -> Machine:
+def largest_machine(layers: Sequence[LayerSpec]) -> Machine:
     """The set of listed devices with the most memory that can share this model."""
-    return _machines(_device_counts(config))[-1]
+    return _machines(_device_counts(layers))[-1]
 
 
 def activation_bytes(
@@ -253,9 +261,13 @@ class _Rank:
         count: int,
         kv_dtype: str,
     ) -> None:
-        self.cache = kv_cache(shard_layers(layers, count), dtype=kv_dtype, vision=config.vision)
+        self.cache = kv_cache(split_layers(layers, count), dtype=kv_dtype, vision=config.vision)
         self.weights = weights
-        self.weights_bytes = weights.per_rank_bytes(count)
+        self.weights_bytes = (
+            weights.per_rank_bytes(count)
+            if weights.dtype is None
+            else weights.dtype.num_bytes(rank_parameters(config, count))
+        )
         self.step_bytes_per_token = ACTIVATION_BYTES * _step_width(
             layers, config.hidden_size, count
         )
@@ -350,7 +362,7 @@ class _Problem:
         return (
             Line("", "memory", gpu.memory_bytes, gpu.memory_source),
             Line("", "usable", self.usable_bytes, f"x {_decimal(self.utilization)}"),
-            Line("-", "weights", self.rank.weights_bytes, self._weights_how(ranks)),
+            self._weights_line(ranks),
             *self._overhead_lines(activation),
             Line("=", "left for KV cache", budget),
             Line("-", "KV cache", kv, self._kv_how()),
@@ -366,10 +378,12 @@ class _Problem:
             Line("-", "activations", activation, f"prefill of {step:,} tokens", estimate=True),
         )
 
-    def _weights_how(self, ranks: int) -> str:
+    def _weights_line(self, ranks: int) -> Line:
+        weights = self.rank.weights
         if ranks == 1:
-            return ""
-        return f"of {self.rank.weights.total_bytes:,} on {ranks}"
+            return Line("-", "weights", self.rank.weights_bytes)
+        how = f"of {weights.total_bytes:,} on {ranks}"
+        return Line("-", "weights", self.rank.weights_bytes, how, estimate=weights.dtype is None)
 
     def _kv_how(self) -> str:
         load = self.load
@@ -472,8 +486,9 @@ def _inner_width(layer: LayerSpec, hidden_size: int, ranks: int) -> int:
     return max(attention, -(-inner // ranks) + routed * hidden_size)
 
 
-def _device_counts(config: ModelConfig) -> list[int]:
-    return [count for count in DEVICE_COUNTS if config.num_attention_heads % count == 0]
+def _device_counts(layers: Sequence[LayerSpec]) -> list[int]:
+    splits = possible_splits(layers)
+    return [count for count in DEVICE_COUNTS if count in splits]
 
 
 def _machines(counts: Iterable[int]) -> list[Machine]:

@@ -214,20 +214,6 @@ def kv_dtype(name: str) -> DType:
     return dtype
 
 
-def shard_layers(layers: Sequence[LayerSpec], tensor_parallel: int) -> tuple[LayerSpec, ...]:
-    """The layers as the fullest of `tensor_parallel` ranks holds them.
-
-    KV heads of a rank: max(1, ceil(num_key_value_heads / ranks)): a head is never cut, so beyond
-    as many ranks as heads each rank keeps a copy.
-
-    Example: Llama 3.1 405B has 8 heads: 1 per rank at 8 ranks, and still 1 at 16.
-    """
-    return tuple(
-        replace(layer, num_key_value_heads=-(-layer.num_key_value_heads // tensor_parallel))
-        for layer in layers
-    )
-
-
 def with_kv_heads(config: ModelConfig, scheme: str) -> ModelConfig:
     """The same model with other KV heads: `mha` (one for each head), `gqa:N` or `mqa` (one).
 

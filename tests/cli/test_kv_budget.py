@@ -440,11 +440,35 @@ def test_plot_is_written_whole(run: Run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_devices_that_cannot_share_a_model(run: Run) -> None:
+    reason = (
+        "3 ranks cannot share this model: 32 attention heads are not divisible by 3;"
+        " it can be shared by 1, 2, 4, 8, 16 or 32"
+    )
+    one = run("llama-3.1-8b", "--gpu", "3xh100")
+    assert one.code == 1
+    assert "On 3 x H100 SXM\n  DOES NOT FIT: the devices cannot share it\n" in one.out
+    assert "\n  ".join(("", *reason.split("; "))) + "\n" in one.out
+    assert "Notes" not in one.out
+    assert "FITS" not in one.out
+    two = run("llama-3.1-8b", "llama-3.2-3b", "--gpu", "3xh100")
+    assert two.code == 1
+    assert "no: split" in two.out
+    table = run("--gpu", "3xh100")
+    assert table.code == 1
+    assert all("no: split" in line for line in table.out.splitlines() if line.startswith("llama-"))
+    assert "split: so many devices cannot share the model" in table.out
+    answer = run("llama-3.1-8b", "--memory", "80GiB", "--tp", 3, "--json")
+    assert answer.code == 1
+    assert json.loads(answer.out)["models"][0]["fit"] is None
+    assert reason in answer.err
+
+
 def test_notes(run: Run) -> None:
     beyond = run("llama-4-maverick-17b-128e-instruct", "-n", "512k")
     assert "262,144" in beyond.out
-    uneven = run("llama-3.1-8b", "--gpu", "3xh100")
-    assert "8 KV heads do not divide over 3 ranks" in uneven.out
+    few = run("llama-3.1-405b", "--gpu", "16xb200")
+    assert "16 ranks share 8 KV heads" in few.out
     block = run(config_path("open-llama-3b"), "--kv-dtype", "q8_0")
     assert "head_dim 100 is no multiple of the 32 values" in block.out
     assert "--images adds nothing here" in run("llama-3.1-8b", "--images", 1).out

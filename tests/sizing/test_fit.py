@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamatool.config.huggingface import parse_huggingface
-from llamatool.config.layers import plan_layers
+from llamatool.config.layers import plan_layers, possible_splits
 from llamatool.config.model import ModelConfig
 from llamatool.errors import UsageError
 from llamatool.sizing.budget import Budget, Question, Subject, kv_budget, weights_of
 from llamatool.sizing.fit import (
     Assumptions,
     Fit,
+    Line,
     Load,
     Weights,
     activation_bytes,
     fit,
+    largest_machine,
     smallest_machine,
 )
 from llamatool.sizing.hardware import GPUS, Machine, memory_only, parse_machine
@@ -185,7 +187,58 @@ def test_more_ranks_than_kv_heads_do_not_halve_the_cache() -> None:
     assert at_8.kv_bytes == at_16.kv_bytes == 6_451_200_000
     notes = [note.code for note in ask(model, "16xb200").notes]
     assert notes == ["kv-replicated"]
-    assert [note.code for note in ask(model, "3xb200").notes] == ["kv-uneven", "heads-uneven"]
+
+
+def test_devices_that_cannot_share_a_model_are_no_answer() -> None:
+    found = ask("llama-3.1-405b-instruct", "3xb200")
+    assert found.fit is None
+    assert found.unshared == (
+        "3 ranks cannot share this model: 128 attention heads are not divisible by 3;"
+        " it can be shared by 1, 2, 4, 8, 16, 32, 64 or 128"
+    )
+    assert [note.code for note in found.notes] == ["cannot-share"]
+    model = config("llama-3.1-405b-instruct")
+    with pytest.raises(UsageError, match="3 ranks cannot share"):
+        fit(model, plan_layers(model), NO_WEIGHTS, Machine(memory_only(2**40), 3), Load(16))
+
+
+def test_only_sets_that_can_share_the_model_are_searched() -> None:
+    # 40 heads are not divided by 16, 9 heads by no other number of the table than 1.
+    values = json.loads((DATA / "configs/smollm2-135m-instruct.json").read_text())
+    model = parse_huggingface({**values, "num_hidden_layers": 300}, where="a test")
+    layers = plan_layers(model)
+    weights, _ = weights_of(model, count_parameters(model), layers)
+    assert largest_machine(layers).count == 1
+    best = smallest_machine(model, layers, weights, Load(8192, 2000))
+    assert best is None or best.count == 1
+
+
+def test_a_rank_of_an_odd_vocabulary_holds_whole_rows() -> None:
+    # 32,001 rows over 2 ranks: 16,001 and 16,000 of each table.
+    values = {**json.loads((DATA / "configs/llama-2-7b.json").read_text()), "vocab_size": 32_001}
+    model = parse_huggingface(values, where="a test")
+    question = Question(load=Load(16), machine=parse_machine("2x80GiB")[0])
+    found = kv_budget(Subject("odd", None, model), question).fit
+    assert found is not None
+    layers = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert found.weights_bytes == 2 * (layers // 2 + 2 * 16_001 * 4096 + 65 * 4096)
+
+
+def test_a_part_of_a_quantised_file_is_an_estimate() -> None:
+    packed = {"quantization_config": {"quant_method": "fbgemm_fp8"}}
+    values = json.loads((DATA / "configs/llama-3.1-405b-instruct.json").read_text()) | packed
+    subject = Subject("405B", None, parse_huggingface(values, where="a test"))
+
+    def weights_line(weights_dtype: str | None) -> Line:
+        machine = parse_machine("8xh100")[0]
+        found = kv_budget(subject, Question(Load(16), weights_dtype=weights_dtype, machine=machine))
+        assert found.fit is not None
+        return next(line for line in found.fit.equation if line.label == "weights")
+
+    assert weights_line(None).estimate
+    exact = weights_line("fp8")
+    assert not exact.estimate
+    assert exact.num_bytes == 101_470_601_216 // 2
 
 
 # Threads in which people ask where a number comes from: each must be a whole number of pages.
@@ -407,6 +460,8 @@ def test_the_most_tokens_fit_and_one_page_more_does_not(
     chosen = config(model)
     layers = plan_layers(chosen)
     weights, _ = weights_of(chosen, count_parameters(chosen), layers)
+    most_devices = max(n for n in possible_splits(layers) if n <= machine.count)
+    machine = Machine(machine.gpu, most_devices)
 
     def at(num_tokens: int, batch_size: int) -> Fit:
         other = Load(num_tokens, batch_size, load.num_images)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamatool.config.huggingface import parse_huggingface
-from llamatool.config.layers import plan_layers
+from llamatool.config.layers import plan_layers, split_layers
 from llamatool.config.model import ModelConfig
 from llamatool.dtypes import by_name
 from llamatool.errors import UsageError
@@ -21,7 +21,6 @@ from llamatool.sizing.kv_cache import (
     kv_bytes,
     kv_cache,
     layer_bytes_per_token,
-    shard_layers,
     with_kv_heads,
 )
 
@@ -197,7 +196,7 @@ def test_explicit_layer_types_decide() -> None:
 
 def test_a_million_tokens_over_eight_ranks_without_eviction() -> None:
     # vllm issue 16118 quotes 24.00 GiB per GPU.
-    rank = kv_cache(shard_layers(plan_layers(config(SCOUT)), 8))
+    rank = kv_cache(split_layers(plan_layers(config(SCOUT)), 8))
     assert rank.num_bytes(1_048_576, policy="no_eviction") == 25_769_803_776 == 24 * 2**30
 
 
@@ -336,19 +335,14 @@ def test_what_if_schemes_that_make_no_sense(scheme: str) -> None:
 
 @pytest.mark.parametrize(("ranks", "per_token"), [(1, 516_096), (2, 258_048), (8, 64_512)])
 def test_ranks_share_the_kv_heads(ranks: int, per_token: int) -> None:
-    layers = shard_layers(plan_layers(config("llama-3.1-405b-instruct")), ranks)
+    layers = split_layers(plan_layers(config("llama-3.1-405b-instruct")), ranks)
     assert kv_cache(layers).growing_bytes_per_token == per_token
 
 
 def test_more_ranks_than_kv_heads_do_not_halve_the_cache() -> None:
     layers = plan_layers(config("llama-3.1-405b-instruct"))
-    at_8 = kv_cache(shard_layers(layers, 8)).num_bytes(100_000)
-    assert kv_cache(shard_layers(layers, 16)).num_bytes(100_000) == at_8 == 6_451_200_000
-
-
-def test_ranks_that_do_not_divide_the_heads_hold_the_larger_share() -> None:
-    layers = shard_layers(plan_layers(config("llama-3.1-8b")), 3)
-    assert layers[0].num_key_value_heads == 3
+    at_8 = kv_cache(split_layers(layers, 8)).num_bytes(100_000)
+    assert kv_cache(split_layers(layers, 16)).num_bytes(100_000) == at_8 == 6_451_200_000
 
 
 def test_pages_count_whole() -> None:
