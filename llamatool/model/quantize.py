@@ -52,7 +52,8 @@ class Int8Linear(nn.Module):
     def forward(self, x_ND: Tensor) -> Tensor:
         """The product with the weight, plus bias, in the dtype of `x_ND`."""
         flat_ND = x_ND.reshape(-1, x_ND.shape[-1])
-        if flat_ND.device.type == "cpu" and len(flat_ND) <= MAX_PACKED_ROWS:
+        is_few = len(flat_ND) <= MAX_PACKED_ROWS
+        if flat_ND.device.type == "cpu" and is_few and flat_ND.shape[1] % KERNEL_FEATURES == 0:
             # The kernel that torch ships: one pass over the bytes, sums in fp32. Only its
             # bfloat16 form is vectorised; the fp32 one takes nine times as long.
             low_ND, low_F = flat_ND.to(torch.bfloat16), self.scale.to(torch.bfloat16)
@@ -64,10 +65,13 @@ class Int8Linear(nn.Module):
             out_NF = summed(out_NF, self.bias, self.ranks)
         elif self.bias is not None:
             out_NF = out_NF + self.bias
-        return out_NF.view(*x_ND.shape[:-1], -1)
+        return out_NF.view(*x_ND.shape[:-1], out_NF.shape[-1])  # of no rows, too
 
 
 MAX_PACKED_ROWS = 8
+# The kernel reads this many input features at a time (16, on some processors), and beyond the end
+# of a row where they do not divide it.
+KERNEL_FEATURES = 32
 
 
 def pack_int8(weight_FD: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,6 +103,6 @@ def quantize_int8(model: "Decoder") -> None:
                 packed = Int8Linear(child.weight.detach(), bias)
                 packed.ranks = getattr(child, "ranks", None)
                 setattr(module, name, packed)
-    if model.config.tie_word_embeddings:
+    if model.lm_head is None:
         table_VD = model.embed_tokens.weight.detach()[: model.config.vocab_size]
         model.lm_head = Int8Linear(table_VD)

@@ -171,6 +171,27 @@ def test_int8_layer(rows: int, dtype: torch.dtype, bias: bool) -> None:
     assert (out.double() - expected).abs().max() <= 2**-6 * expected.abs().max()
 
 
+@pytest.mark.parametrize("width", [8, 24, 40, 48, 64, 72])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_int8_layer_of_any_width(width: int, rows: int) -> None:
+    """torch's kernel reads 16 or 32 inputs at a time, and garbage behind the end of a row."""
+    torch.manual_seed(0)
+    layer = Int8Linear(torch.randn(50, width))
+    x = torch.randn(rows, width)
+    expected = x.double() @ (layer.weight.double() * layer.scale.double()[:, None]).T
+    assert (layer(x).double() - expected).abs().max() <= 2**-6 * expected.abs().max()
+
+
+def test_int8_prompt_in_pieces() -> None:
+    """All pieces of a prompt but the last ask for no logits."""
+    _, model = BY_NAME["gqa"].build()
+    quantize_int8(model)
+    ids = BY_NAME["gqa"].ids()
+    whole = model(ids)
+    pieces = model.prefill(ids, model.new_cache(ids.shape[1], batch_size=2), piece=7)
+    torch.testing.assert_close(pieces, whole, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("name", ["gqa", "mha", "qwen2", "tied"])
 def test_int8_model_stays_close(name: str) -> None:
     _, plain = BY_NAME[name].build()

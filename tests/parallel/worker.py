@@ -3,6 +3,8 @@
 python -m tests.parallel.worker JOBS OUT, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
+# ruff: noqa: N803, N806
+
 import json
 import os
 import sys
@@ -14,7 +16,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llamatool.model.decoder import Decoder
+from llamatool.model.fast import DecodeStep, speed_up
 from llamatool.model.load import load_model
+from llamatool.model.quantize import quantize_int8
+
+NEW_TOKENS = 6
 
 
 def main() -> None:
@@ -30,37 +36,26 @@ def main() -> None:
 def work(job: dict[str, Any], mesh: DeviceMesh | None) -> dict[str, Any]:
     """What a rank finds out about a model; with no mesh, what one process does."""
     model = load_model(job["path"], dtype="float32", device="cpu", mesh=mesh)
+    if job.get("int8"):
+        quantize_int8(model)
     ids_BT = torch.tensor(job["ids"])
-    cache = model.new_cache(ids_BT.shape[1] + 4, batch_size=len(ids_BT))
-    parameters = dict(model.named_parameters())
-    return {
-        "logits": model(ids_BT, logits_to_keep=None),
-        **steps(model, ids_BT),
-        "weight_bytes": sum(parameter.nbytes for parameter in parameters.values()),
-        "cache_bytes": cache.num_bytes,
-        "shapes": {name: tuple(parameter.shape) for name, parameter in parameters.items()},
-    }
+    found = {"logits": model(ids_BT, logits_to_keep=None), "plain": greedy(model, ids_BT)}
+    speed_up(model)
+    return {**found, "fused": greedy(model, ids_BT, DecodeStep(model))}
 
 
-def steps(model: Decoder, ids_BT: torch.Tensor) -> dict[str, Any]:
-    """The prompt in pieces, then five greedy tokens: once plainly, once by the fused step."""
-    from llamatool.model.fast import DecodeStep, speed_up
-
-    found = {}
-    for way in ("plain", "fused"):
-        if way == "fused":
-            speed_up(model)
-        step = DecodeStep(model) if way == "fused" else None
-        cache = model.new_cache(ids_BT.shape[1] + 5, batch_size=len(ids_BT))
-        logits_BV = model.prefill(ids_BT, cache, piece=7)[:, -1]
-        rows = [logits_BV]
-        for _ in range(4):
-            token_B = rows[-1].argmax(-1)
-            rows.append(
-                step(token_B, cache) if step else model(token_B[:, None], cache=cache)[:, -1]
-            )
-        found[way] = torch.stack(rows)
-    return found
+def greedy(
+    model: Decoder, ids_BT: torch.Tensor, step: DecodeStep | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and ids of some greedy tokens, the prompt read in pieces of an odd size."""
+    cache = model.new_cache(ids_BT.shape[1] + NEW_TOKENS, batch_size=len(ids_BT))
+    rows = [model.prefill(ids_BT, cache, piece=7)[:, -1]]
+    for _ in range(NEW_TOKENS - 1):
+        token_B = rows[-1].argmax(-1)
+        logits_BV = step(token_B, cache) if step else model(token_B[:, None], cache=cache)[:, -1]
+        rows.append(logits_BV)
+    logits_BNV = torch.stack(rows, dim=1)
+    return logits_BNV, logits_BNV.argmax(-1)
 
 
 if __name__ == "__main__":
