@@ -36,25 +36,32 @@ class Storage:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def read(
-        self, info: TensorInfo, dtype: torch.dtype, *, rows: tuple[int, int] | None = None
+        self,
+        info: TensorInfo,
+        dtype: torch.dtype,
+        *,
+        rows: tuple[int, int] | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> Tensor:
         """The tensor on the CPU: mapped and as it is stored, or unpacked to `dtype` from blocks.
 
-        Args: rows: the first of the rows that are wanted, and the one after the last.
+        Args: rows: the first of the rows that are wanted, and the one after the last. columns: of
+        the last axis, likewise. Of a block format, only blocks are unpacked that hold some of them.
 
         Raises: UnsupportedError for element types that hold no plain numbers; CheckpointError if
         the file became shorter.
         """
         stored = FLOATS.get(info.dtype.name)
         if stored is not None:
-            return self._mapped(info, stored)[slice(*rows) if rows else slice(None)]
+            tensor = self._mapped(info, stored)[slice(*rows) if rows else slice(None)]
+            return tensor if columns is None else tensor[..., slice(*columns)]
         if info.dtype.block_elements == 1 or info.dtype.gguf is None:
             raise UnsupportedError(
                 f"tensor `{info.name[:200]}` is stored as {info.dtype.name}",
                 where=str(info.file),
                 hint="take the bfloat16 release of this model",
             )
-        return self._dequantised(info, dtype, rows)
+        return self._dequantised(info, dtype, rows, columns)
 
     def _mapped(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
         if not info.num_elements:
@@ -72,13 +79,16 @@ class Storage:
         return flat.as_strided(info.shape, strides)
 
     def _dequantised(
-        self, info: TensorInfo, dtype: torch.dtype, rows: tuple[int, int] | None
+        self,
+        info: TensorInfo,
+        dtype: torch.dtype,
+        rows: tuple[int, int] | None,
+        columns: tuple[int, int] | None,
     ) -> Tensor:
         import numpy
 
-        columns = info.shape[-1]
-        row_bytes = info.dtype.num_bytes(columns)
-        num_rows = info.num_elements // columns
+        row_bytes = info.dtype.num_bytes(info.shape[-1])
+        num_rows = info.num_elements // info.shape[-1]
         data = self._map(info)
         if info.offset + num_rows * row_bytes > len(data):
             raise _cut(info)
@@ -89,12 +99,18 @@ class Storage:
             each = num_rows // shape[0]
             packed = packed[rows[0] * each : rows[1] * each]
             shape = (rows[1] - rows[0], *shape[1:])
-        out = torch.empty(len(packed), columns, dtype=dtype)
-        step = max(1, ROWS_ELEMENTS // columns)
-        for first in range(0, len(packed), step):
-            values = _dequantise(packed[first : first + step], info)
-            out[first : first + step] = torch.from_numpy(values)
-        return out.view(shape)
+        first, stop = columns or (0, shape[-1])
+        block = info.dtype.block_elements
+        start, end = first // block, -(-stop // block)  # whole blocks
+        packed = packed[:, start * info.dtype.block_bytes : end * info.dtype.block_bytes]
+        num_columns = (end - start) * block
+        out = torch.empty(len(packed), num_columns, dtype=dtype)
+        step = max(1, ROWS_ELEMENTS // max(num_columns, 1))
+        for row in range(0, len(packed), step):
+            values = _dequantise(packed[row : row + step], info)
+            out[row : row + step] = torch.from_numpy(values)
+        whole = out.view(*shape[:-1], num_columns)
+        return whole[..., first - start * block : stop - start * block]
 
     def _map(self, info: TensorInfo) -> mmap.mmap:
         if info.file not in self._maps:

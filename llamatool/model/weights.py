@@ -151,14 +151,20 @@ class _Stored:
     def read(self, dtype: torch.dtype) -> Tensor:
         """The mapped file itself if it is of this dtype and in one stretch, else a copy."""
         rows, shape, cuts = self._source.rows, self._source.share_shape, self._cuts
-        if rows is None and shape == self._info.shape and cuts and cuts[0][0] == 0:
-            rows, cuts = cuts[0][1:], cuts[1:]  # so that blocks of other rows stay packed
-            shape = (rows[1] - rows[0], *shape[1:])
-        tensor = self._storage.read(self._info, dtype, rows=rows).reshape(shape)
+        columns = None
+        if shape == self._info.shape and cuts:  # so that blocks of other ranks stay packed
+            axis, first, stop = cuts[0]
+            if axis == 0 and rows is None:
+                rows, cuts = (first, stop), cuts[1:]
+                shape = (stop - first, *shape[1:])
+            elif axis == len(shape) - 1:
+                columns, cuts = (first, stop), cuts[1:]
+                shape = (*shape[:-1], stop - first)
+        tensor = self._storage.read(self._info, dtype, rows=rows, columns=columns).reshape(shape)
         for axis, first, stop in cuts:
             tensor = tensor.narrow(axis, first, stop - first)
         tensor = tensor.to(dtype)
-        return tensor.contiguous() if cuts else tensor
+        return tensor.contiguous() if self._cuts else tensor
 
 
 class _Pieces:

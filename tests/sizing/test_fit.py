@@ -192,10 +192,9 @@ def test_more_ranks_than_kv_heads_do_not_halve_the_cache() -> None:
 def test_devices_that_cannot_share_a_model_are_no_answer() -> None:
     found = ask("llama-3.1-405b-instruct", "3xb200")
     assert found.fit is None
-    assert found.unshared == (
-        "3 ranks cannot share this model: 128 attention heads are not divisible by 3;"
-        " it can be shared by 1, 2, 4, 8, 16, 32, 64 or 128"
-    )
+    why, what_works = str(found.unshared).split("; ")
+    assert why == "3 ranks cannot share this model: 128 attention heads are not divisible by 3"
+    assert "1, 2, 4, 8, 16, 32, 64 or 128" in what_works
     assert [note.code for note in found.notes] == ["cannot-share"]
     model = config("llama-3.1-405b-instruct")
     with pytest.raises(UsageError, match="3 ranks cannot share"):

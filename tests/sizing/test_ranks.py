@@ -98,6 +98,6 @@ def test_without_images_there_is_no_tower_and_no_cross_attention() -> None:
 def test_a_split_that_cannot_be_names_those_that_can() -> None:
     with pytest.raises(UsageError, match="40 attention heads are not divisible by 16") as caught:
         rank_memory(CATALOG["llama-4-maverick-17b-128e"], 16, num_tokens=8192)
-    assert caught.value.hint == "it can be shared by 1, 2, 4 or 8"
+    assert "1, 2, 4 or 8" in str(caught.value.hint)
     with pytest.raises(UsageError, match="`bits` is no element type of weights"):
         rank_memory(CATALOG["llama-3.1-8b"], 2, dtype="bits", num_tokens=8192)
