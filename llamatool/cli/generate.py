@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llamatool.cli.memory import announce_memory
 from llamatool.cli.options import JsonOption
 from llamatool.cli.progress import progress
-from llamatool.cli.ranks import announce_ranks, crew
+from llamatool.cli.ranks import crew
 from llamatool.errors import InputError, MissingExtraError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -443,7 +444,7 @@ def _load(
             max_tokens=max_new_tokens or DEFAULT_NEW_TOKENS,
             max_images=max_images,
             mesh=mesh,
-            announce=announce_ranks,
+            announce=announce_memory,
             progress=update,
         )
 

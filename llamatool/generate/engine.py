@@ -147,6 +147,7 @@ class Run:
 
         from llamatool.model.decoder import require_finite
 
+        # Ids go in at one end of the model, logits come out at the other.
         device, plan = self.model.device, self.plan
         chances = self._chances()
         self._start = time.perf_counter()
@@ -161,9 +162,10 @@ class Run:
             # An image's id may have no logit; the first id, which is seen anyway, stands for it.
             has_logit_BT = ids_BT < logits_BV.shape[-1]
             seen_BT = torch.where(has_logit_BT, ids_BT, ids_BT[:, :1])
+            seen_BT = seen_BT.to(self.model.logits_device)
         # On a GPU the next step is under way before this token is looked at; on a CPU that would
         # only waste a step at the end.
-        ahead = device.type == "cuda"
+        ahead = all(place.type == "cuda" for place in self.model.devices)
         for number in range(plan.max_new_tokens):
             with _memory_explained(), torch.inference_mode():
                 token_B = self._choose(logits_BV, seen_BT, chances)
@@ -213,7 +215,7 @@ class Run:
             return []
         generators = []
         for seed in self._seeds:
-            generator = torch.Generator(device=self.model.device)
+            generator = torch.Generator(device=self.model.logits_device)
             if seed is None:
                 generator.seed()
             else:
@@ -260,7 +262,7 @@ def _plain_step(model: "Decoder") -> "Step":
     """
 
     def step(token_B: "Tensor", cache: "KVCache") -> "Tensor":
-        embeddings_BTD = model.embed_tokens(token_B[:, None])
+        embeddings_BTD = model.embed_tokens(token_B[:, None].to(model.device))
         logits_BQV: Tensor = model(embeddings_BTD=embeddings_BTD, cache=cache)
         return logits_BQV[:, -1]
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from llamatool.model.cache import KVCache
     from llamatool.model.decoder import Decoder
     from llamatool.model.images import Tiles
+    from llamatool.model.load import Announce
     from llamatool.model.static import StaticStep
     from llamatool.sizing.ranks import RankMemory
     from llamatool.source import LoadedSource, Progress
@@ -298,15 +299,16 @@ class TextModel:
 
         decoder = self.decoder
         name = str(decoder.dtype).removeprefix("torch.")
-        cache = kv_cache(decoder.plan, dtype=name, vision=decoder.config.vision)
-        needed = cache.num_bytes(max_tokens, batch_size=batch_size, num_images=num_images)
-        free = free_memory(decoder.device, num_sharing=decoder.num_on_host)
-        if free is not None and needed > free:
-            raise ResourceError(
-                f"the KV cache of {max_tokens:,} tokens takes {format_bytes(needed)};"
-                f" {format_bytes(free)} are free on {decoder.device}",
-                hint="shorten the prompt or lower --max-new-tokens",
-            )
+        for device, layers in decoder.plan_by_device.items():
+            cache = kv_cache(layers, dtype=name, vision=decoder.config.vision)
+            needed = cache.num_bytes(max_tokens, batch_size=batch_size, num_images=num_images)
+            free = free_memory(device, num_sharing=decoder.num_on_host)
+            if free is not None and needed > free:
+                raise ResourceError(
+                    f"the KV cache of {max_tokens:,} tokens takes {format_bytes(needed)};"
+                    f" {format_bytes(free)} are free on {device}",
+                    hint="shorten the prompt or lower --max-new-tokens",
+                )
 
     def generate(
         self,
@@ -420,7 +422,9 @@ def load_generator(
     max_tokens: int = DEFAULT_NEW_TOKENS,
     max_images: int = 0,
     mesh: "DeviceMesh | None" = None,
-    announce: "Callable[[RankMemory], None] | None" = None,
+    device_map: str | None = None,
+    text: str = "",
+    announce: "Announce | None" = None,
     progress: "Progress | None" = None,
 ) -> TextModel:
     """A model that answers text, from a folder, a GGUF file, weights, or a hub id.
@@ -434,7 +438,9 @@ def load_generator(
     template: a file with a chat template, or the name of a built-in format.
     tokenizer: a file or folder, where it is not beside the weights.
     max_images: images that a prompt may have; with 0 the image tower stays out of memory.
-    mesh, announce: of the ranks that share the model, as in `load_model`; all must ask the same.
+    mesh: of the ranks that share the model, as in `load_model`; all must ask the same.
+    device_map, announce: as in `load_model`. text: that will be read, for whose cache the device
+    map leaves room.
     progress: told files done and files in all, while a hub id is downloaded.
 
     Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
@@ -442,6 +448,7 @@ def load_generator(
     """
     from llamatool.model.load import find_device, load_model
     from llamatool.sizing.kv_cache import image_tokens
+    from llamatool.sizing.placement import Placement
     from llamatool.source import load_source
 
     start = time.perf_counter()
@@ -464,6 +471,19 @@ def load_generator(
     )
     if dtype is None and config.dtype == "float16" and find_device(device).type == "cpu":
         dtype = "bfloat16"
+
+    def told(held: "RankMemory | Placement") -> None:
+        if compile_step and isinstance(held, Placement) and held.is_spread:
+            names = ", ".join(share.device.name for share in held.shares)
+            raise UsageError(
+                f"--compile is for one device, and this model needs {names}",
+                hint="leave --compile out, or make it fit one with fewer tokens or a smaller dtype",
+            )
+        if announce is not None:
+            announce(held)
+
+    if device_map is not None:
+        max_tokens += len(found.encode(text))
     if config.vision is not None:
         max_tokens += max_images * image_tokens(config.vision)[1]
     decoder = load_model(
@@ -473,7 +493,8 @@ def load_generator(
         max_tokens=max_tokens,
         max_images=max_images,
         mesh=mesh,
-        announce=announce,
+        device_map=device_map,
+        announce=told,
     )
     if quantize is not None:
         from llamatool.model.quantize import quantize_int8
@@ -497,12 +518,15 @@ def load_generator(
 
 def _fast_step(decoder: "Decoder", *, pack: bool) -> "Step | None":
     """The quick way to read one token, where memory allows rearranging the weights for it."""
+    import torch
+
     from llamatool.model.fast import DecodeStep, extra_bytes, speed_up
     from llamatool.model.load import free_memory
 
     if decoder.has_tower and decoder.has_cross_layers:
         return None
-    free_bytes = free_memory(decoder.device, num_sharing=decoder.num_on_host)
+    # Weights are packed on the CPU alone.
+    free_bytes = free_memory(torch.device("cpu"), num_sharing=decoder.num_on_host)
     if pack and free_bytes is not None and extra_bytes(decoder) > free_bytes:
         return None
     speed_up(decoder, pack=pack)

@@ -13,7 +13,7 @@ their rotation, hence the order within a ring does not matter to a single query.
 Letters: B batch, K key/value heads, N new tokens, S tokens in sight, E head_dim.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,12 +76,13 @@ class KVCache:
         *,
         batch_size: int = 1,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | Mapping[int, torch.device] = "cpu",
         max_image_tokens: int = 0,
     ) -> None:
         """Memory for `max_tokens` tokens, allocated now.
 
-        Args: max_image_tokens: positions of images that cross-attention layers have room for.
+        Args: device: of all layers, or of each by its index. max_image_tokens: positions of
+        images that cross-attention layers have room for.
         Raises: ValueError if a size is not positive.
         """
         if max_tokens < 1 or batch_size < 1:
@@ -94,7 +95,13 @@ class KVCache:
         self.images: list[SeenImage] = []  # in the order of their positions
         self._specs = tuple(layers)
         self.layers: dict[int, LayerCache] = {
-            spec.index: _layer_cache(spec, slots, batch_size, dtype, torch.device(device))
+            spec.index: _layer_cache(
+                spec,
+                slots,
+                batch_size,
+                dtype,
+                device[spec.index] if isinstance(device, Mapping) else torch.device(device),
+            )
             for spec in layers
             if (slots := max_image_tokens if spec.attention == "cross" else max_tokens)
         }
@@ -196,13 +203,12 @@ class KVCache:
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         if max_tokens < self.length:
             raise ValueError(f"a fork of {max_tokens} tokens for {self.length} read")
-        first = next(iter(self.layers.values())).k_BKSE
         copy = KVCache(
             self._specs,
             max_tokens,
             batch_size=self.batch_size,
-            dtype=first.dtype,
-            device=first.device,
+            dtype=next(iter(self.layers.values())).k_BKSE.dtype,
+            device={index: layer.k_BKSE.device for index, layer in self.layers.items()},
             max_image_tokens=self.max_image_tokens,
         )
         copy.images = list(self.images)

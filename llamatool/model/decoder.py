@@ -78,8 +78,29 @@ class Decoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Where ids and images go in: of a model on one device, where all weights are."""
         return self.embed_tokens.weight.device
+
+    @property
+    def logits_device(self) -> torch.device:
+        """Where logits come out."""
+        return self.norm.weight.device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices that hold a part of the model, in the order in which a token meets them."""
+        layers = (device_of(block) for block in self.layers.values())
+        return tuple(dict.fromkeys((self.device, *layers, self.logits_device)))
+
+    @property
+    def plan_by_device(self) -> dict[torch.device, list[LayerSpec]]:
+        """What the layers that were built are, by the device that holds them."""
+        found: dict[torch.device, list[LayerSpec]] = {}
+        for spec in self.plan:
+            if str(spec.index) in self.layers:
+                device = device_of(self.layers[str(spec.index)])
+                found.setdefault(device, []).append(spec)
+        return found
 
     def new_cache(
         self,
@@ -89,13 +110,13 @@ class Decoder(nn.Module):
         dtype: torch.dtype | None = None,
         images: Sequence[Tiles] = (),
     ) -> KVCache:
-        """An empty cache for `max_tokens` tokens and these images, on the model's device."""
+        """An empty cache for `max_tokens` tokens and these images, each layer's beside it."""
         return KVCache(
             self.plan,
             max_tokens,
             batch_size=batch_size,
             dtype=self.dtype if dtype is None else dtype,
-            device=self.device,
+            device={int(index): device_of(block) for index, block in self.layers.items()},
             max_image_tokens=sum(map(self.num_cross_tokens, images)),
         )
 
@@ -138,11 +159,15 @@ class Decoder(nn.Module):
         keep = T if logits_to_keep is None else min(max(logits_to_keep, 0), T)
         start = cache.length
         cache.rope_length = max(cache.rope_length, start + T)
-        rotation = self.rope.rotation(
-            start, T, length=cache.rope_length, dtype=x_BTD.dtype, device=x_BTD.device
-        )
+        rotation = None
         last = len(self.layers) - 1
         for number, (index, block) in enumerate(self.layers.items()):
+            device = device_of(block)
+            if rotation is None or device != x_BTD.device:
+                x_BTD = x_BTD.to(device)
+                rotation = self.rope.rotation(
+                    start, T, length=cache.rope_length, dtype=x_BTD.dtype, device=device
+                )
             queries = T if number < last else keep
             if isinstance(block, CrossBlock):
                 x_BTD = _across(block, x_BTD, cache, int(index), start, queries)
@@ -228,6 +253,7 @@ class Decoder(nn.Module):
                 if isinstance(block, CrossBlock):
                     layer = cache.layers[int(index)]
                     assert isinstance(layer, CrossLayerCache)
+                    features_SD = features_SD.to(device_of(block))
                     layer.write(image, *block.cross_attn.keys_and_values(features_SD[None]))
         return None
 
@@ -273,7 +299,7 @@ class Decoder(nn.Module):
 
     def logits(self, x_BQD: Tensor) -> Tensor:
         """Logits in fp32, [B, Q, V], of the last layer's outputs."""
-        x_BQD = self.norm(x_BQD)
+        x_BQD = self.norm(x_BQD.to(self.logits_device))
         if self.lm_head is None:
             num_rows = self.config.embedding_rows
             table_VD = self.embed_tokens.weight[: self.config.vocab_size]
@@ -292,6 +318,12 @@ class Decoder(nn.Module):
             return self.embed(ids_BT)
         assert embeddings_BTD is not None
         return embeddings_BTD.to(self.device, self.dtype)
+
+
+def device_of(block: nn.Module) -> torch.device:
+    """Where a layer of the decoder is, however its matrices are laid out."""
+    assert isinstance(block, Block | CrossBlock)
+    return block.input_layernorm.weight.device
 
 
 def _block(spec: LayerSpec, config: ModelConfig) -> nn.Module:

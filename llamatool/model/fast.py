@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from llamatool.errors import UnsupportedError
 from llamatool.model.attention import Attention, attend, scale_by_position
 from llamatool.model.cache import KVCache, LayerCache
-from llamatool.model.decoder import Block, Decoder
+from llamatool.model.decoder import Block, Decoder, device_of
 from llamatool.model.linear import Linear, summed
 from llamatool.model.mlp import SwiGLU
 from llamatool.model.norm import rms_norm
@@ -68,9 +68,7 @@ def extra_bytes(model: Decoder) -> int:
     A packed weight takes the place of the one it is made of, but not where that is a mapped file,
     which the system gives back by itself; so this counts every weight as new.
     """
-    if not can_pack(model.embed_tokens.weight):
-        return 0
-    return sum(parameter.nbytes for parameter in model.parameters())
+    return sum(parameter.nbytes for parameter in model.parameters() if can_pack(parameter))
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -210,11 +208,12 @@ class DecodeStep:
         Raises: UnsupportedError for a model with cross-attention to images.
         """
         self.model = model
+        self.device = model.device
         self.layers = []
         for index, block in model.layers.items():
             if not isinstance(block, Block):
                 raise UnsupportedError("images are read through the decoder itself")
-            self.layers.append((int(index), *_layer_functions(block)))
+            self.layers.append((int(index), device_of(block), *_layer_functions(block)))
 
     @torch.inference_mode()
     def __call__(self, token_B: Tensor, cache: KVCache) -> Tensor:
@@ -226,13 +225,15 @@ class DecodeStep:
         cache.require_room(len(token_B), 1)
         position = cache.length
         cache.rope_length = max(cache.rope_length, position + 1)
-        x_BD = model.embed_tokens(token_B)
-        tables = _Tables(
-            model.rope.rotation(
-                position, 1, length=cache.rope_length, dtype=x_BD.dtype, device=x_BD.device
-            )
-        )
-        for index, attention, mlp in self.layers:
+        x_BD = model.embed_tokens(token_B.to(self.device))
+        here, tables = None, None
+        for index, device, attention, mlp in self.layers:
+            if tables is None or device != here:
+                x_BD, here = x_BD.to(device), device
+                rotation = model.rope.rotation(
+                    position, 1, length=cache.rope_length, dtype=x_BD.dtype, device=device
+                )
+                tables = _Tables(rotation)
             x_BD = x_BD + attention(x_BD, tables, cache.layers[index], position)
             x_BD = x_BD + mlp(x_BD)
         cache.advance(1)

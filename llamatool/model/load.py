@@ -13,9 +13,12 @@ from llamatool.config.model import ModelConfig
 from llamatool.dtypes import by_name
 from llamatool.errors import CheckpointError, ResourceError, UnsupportedError, UsageError
 from llamatool.model.decoder import PREFILL_PIECE, Decoder
+from llamatool.model.placement import fill_spread
 from llamatool.model.storage import FLOATS
 from llamatool.model.weights import Weights
+from llamatool.sizing.fit import Load
 from llamatool.sizing.kv_cache import kv_cache
+from llamatool.sizing.placement import Device, Placement, place_layers
 from llamatool.sizing.ranks import RankMemory, rank_memory
 from llamatool.source import LoadedSource, load_source
 from llamatool.units import format_bytes
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+
+Announce = Callable[[RankMemory | Placement], None]
 
 
 def load_model(
@@ -35,7 +40,8 @@ def load_model(
     batch_size: int = 1,
     max_images: int = 0,
     mesh: "DeviceMesh | None" = None,
-    announce: Callable[[RankMemory], None] | None = None,
+    device_map: str | None = None,
+    announce: Announce | None = None,
 ) -> Decoder:
     """A model ready to run, from a folder, a safetensors or GGUF file, or Meta's `.pth` files.
 
@@ -52,18 +58,28 @@ def load_model(
     layers stay out of memory, and the model reads text.
     mesh: of the ranks that share the model, as `torchrun` starts them; this one then holds and
     reads its part, and every rank must call `forward` with the same tokens.
-    announce: told what each rank will hold, before anything is read.
+    device_map: `auto` spreads the layers over the GPUs of this process, as far as each has room,
+    and leaves on the CPU what no GPU has room for; None: everything is on one device.
+    announce: told what each rank or device will hold, before anything is read.
 
     Raises: CheckpointError that lists every missing, unknown or ill-shaped tensor;
     UnsupportedError for weights packed in a way that is not read; ResourceError, with the
     numbers, if weights and cache do not fit into the free memory; UsageError if the ranks cannot
-    share the model.
+    share the model, or `device_map` contradicts another argument.
     Example: `load_model("Llama-3.2-1B")(ids)` with ids [1, 12] -> logits [1, 1, 128256].
     """
     loaded = load_source(str(source), with_tensors=True)
     config, tables = runnable(loaded)
     place = find_device(device)
     kind = find_dtype(dtype, config)
+    placement = None
+    if device_map is not None:
+        _require_free_choice(device_map, device, is_shared=mesh is not None)
+        load = Load(max_tokens, batch_size, max_images)
+        placement = place_layers(config, local_devices(), load, dtype=dtype_name(kind))
+        place = torch.device(placement.embedding_device)
+        if announce is not None:
+            announce(placement)
     with torch.device("meta"):
         model = Decoder(config, images=max_images > 0)
     if mesh is not None:
@@ -73,7 +89,7 @@ def load_model(
         assert model.ranks is not None
         model.num_on_host = model.ranks.count_on_host() if place.type == "cpu" else 1
         if announce is not None:
-            name = str(kind).removeprefix("torch.")
+            name = dtype_name(kind)
             announce(
                 rank_memory(
                     config,
@@ -86,6 +102,9 @@ def load_model(
                 )
             )
     weights = Weights(config, tables, where=loaded.located.where, as_stored=False)
+    if placement is not None and placement.is_spread:
+        fill_spread(model, weights, kind, placement)
+        return model.eval()
     require_memory(
         model,
         kind,
@@ -160,6 +179,40 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def local_devices() -> list[Device]:
+    """The devices of this process that layers can be spread over, and what is free on each.
+
+    The GPUs by number, then the CPU; where memory is shared with the GPU (MPS), that GPU alone.
+    """
+    here = find_device("auto")
+    if here.type == "cuda":
+        here_all = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        here_all.append(torch.device("cpu"))
+    else:
+        here_all = [here]
+    return [Device(str(device), free_memory(device)) for device in here_all]
+
+
+def _require_free_choice(device_map: str, device: str, *, is_shared: bool) -> None:
+    if device_map != "auto":
+        raise UsageError(f"the device map is `{device_map[:80]}`: only auto is known")
+    if device != "auto":
+        raise UsageError(
+            f"the device map chooses devices, and `{device[:80]}` is chosen already",
+            hint="give either --device-map or --device",
+        )
+    if is_shared:
+        raise UsageError(
+            "the device map spreads a model in one process, and several ranks share this one",
+            hint="leave it out under torchrun: each rank has a device of its own",
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name as a configuration spells it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def find_dtype(name: str | None, config: ModelConfig) -> torch.dtype:
     """The dtype of this name, by default the checkpoint's.
 
@@ -194,7 +247,7 @@ def require_memory(
     num_sharing = model.num_on_host
     free_bytes = free_memory(device, num_sharing=num_sharing)
     weight_bytes = sum(p.numel() for p in model.parameters()) * dtype.itemsize
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     cache = kv_cache(model.plan, dtype=name, vision=model.config.vision)
     cache_bytes = cache.num_bytes(max_tokens, batch_size=batch_size, num_images=max_images)
     images = f" and {max_images} images" if max_images and cache.bytes_per_image else ""

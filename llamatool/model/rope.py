@@ -65,7 +65,9 @@ class RotaryEmbedding:
         key = (device, length if self.depends_on_length else 0)
         if key not in self._frequencies:
             if self.depends_on_length:
-                self._frequencies.clear()  # decoding asks for a new length at each step
+                # Decoding asks for a new length at each step, on every device in turn.
+                for old in [old for old in self._frequencies if old[1] != key[1]]:
+                    del self._frequencies[old]
             frequencies = inverse_frequencies(
                 self.rope,
                 self.head_dim,

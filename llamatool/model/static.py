@@ -92,6 +92,11 @@ class _Network(nn.Module):
             raise UnsupportedError("a model with cross-attention to images is not compiled")
         if model.ranks is not None:
             raise UnsupportedError("a model that is split over ranks is not compiled")
+        if len(model.devices) > 1:
+            names = ", ".join(map(str, model.devices))
+            raise UnsupportedError(
+                f"a model that lies on several devices ({names}) is not compiled"
+            )
         self.model = model
         self.scale = attention_factor(
             model.config.rope, max_position_embeddings=model.config.max_position_embeddings

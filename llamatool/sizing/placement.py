@@ -83,6 +83,7 @@ class Placement:
 
     shares: tuple[DeviceShare, ...]  # of the devices that hold something, in order
     num_layers: int
+    num_tokens: int  # of each sequence, that the caches have room for
     copies_table: bool  # a tied table lies on two devices: one embeds, one makes logits
 
     @property
@@ -246,7 +247,12 @@ class _Row:
             if stretch.first < stretch.stop or stretch.keeps_head
         )
         whole = any(share.has_embedding and share.has_head for share in shares)
-        return Placement(shares, len(self.layers), self.config.tie_word_embeddings and not whole)
+        return Placement(
+            shares=shares,
+            num_layers=len(self.layers),
+            num_tokens=self.load.num_tokens,
+            copies_table=self.config.tie_word_embeddings and not whole,
+        )
 
     def refusal(self, devices: Sequence[Device]) -> ResourceError:
         """Why no division fits: what the whole model needs, and what each device has."""

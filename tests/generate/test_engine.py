@@ -265,7 +265,7 @@ def test_a_cache_that_does_not_fit_is_refused(smollm: TextModel, monkeypatch) ->
     from llamatool.errors import ResourceError
     from llamatool.model import load
 
-    monkeypatch.setattr(load, "free_memory", lambda device: 10_000_000)
+    monkeypatch.setattr(load, "free_memory", lambda device, num_sharing: 10_000_000)
     with pytest.raises(
         ResourceError, match=r"KV cache of 8,0\d\d tokens takes .* 9.54 MiB are free"
     ):

@@ -243,7 +243,7 @@ def test_too_little_memory_is_refused_before_reading(
 ) -> None:
     theirs, _ = BY_NAME["gqa"].build()
     save_huggingface(theirs, tmp_path)
-    monkeypatch.setattr(load, "free_memory", lambda device: 2_000_000)
+    monkeypatch.setattr(load, "free_memory", lambda device, num_sharing: 2_000_000)
     monkeypatch.setattr(load.Weights, "fill", lambda *args: pytest.fail("it was read"))
     with pytest.raises(ResourceError) as caught:
         load_model(tmp_path, device="cpu", max_tokens=10_000)

@@ -270,9 +270,9 @@ def test_memory_counts_tower_and_image_keys(
     if kind == "llama4":
         assert whole - text == 4 * extra
     needed = whole + cache.num_bytes(100, num_images=3)
-    monkeypatch.setattr(load, "free_memory", lambda device: needed)
+    monkeypatch.setattr(load, "free_memory", lambda device, num_sharing: needed)
     load_model(folder, max_tokens=100, max_images=3)
-    monkeypatch.setattr(load, "free_memory", lambda device: needed - 1)
+    monkeypatch.setattr(load, "free_memory", lambda device, num_sharing: needed - 1)
     load_model(folder, max_tokens=100)
     with pytest.raises(ResourceError, match="are free"):
         load_model(folder, max_tokens=100, max_images=3)
