@@ -64,7 +64,8 @@ def work(job: Job, mesh: DeviceMesh | None) -> dict[str, Any]:
     }
     if images:
         found["features"] = [model.features(image) for image in images]
-        found["logits"] = image_logits(model, images, job["num_tokens"])
+        if job.get("logits", True):
+            found["logits"] = image_logits(model, images, job["num_tokens"])
         found["heads"] = tower_heads(model.vision_model)
     return found
 

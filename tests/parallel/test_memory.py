@@ -25,6 +25,7 @@ from llamatool.source import load_source
 from tests.config.helpers import llama
 from tests.model import vision_models
 from tests.model.layouts import save_gguf, save_meta, save_meta_llama4
+from tests.model.test_vision_load import meta_folder
 from tests.model.tiny_models import BY_NAME, DENSE, MIXED, Tiny
 from tests.parallel import memory_worker
 from tests.parallel.conftest import Group
@@ -44,7 +45,7 @@ IMAGES = {
     "mllama": {"grid": (2, 2), "side": vision_models.SIDE, "extra": 0},
     "llama4": {"grid": (1, 2), "side": vision_models.LLAMA4_VISION["image_size"], "extra": 1},
 }
-SEEING = [*IMAGES, "three-tower-heads"]
+SEEING = ["mllama", "llama4", "three-tower-heads"]
 LAYOUTS = [
     *("safetensors", "safetensors-llama4", "meta-1", "meta-2", "meta-4", "meta-llama4"),
     *("gguf", "gguf-q8"),
@@ -71,6 +72,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
         add(f"{kind}-text", folder / kind, batch_size=2)
         add(kind, folder / kind, images=images)
         add(f"{kind}-float64", folder / kind, "float64", images=images)
+    # Meta's files have the image token of the published tokenizer, which no tiny model has.
+    more = {"images": [IMAGES["llama4"]], "logits": False}
+    add("llama4-meta-images", _seeing_meta(folder), **more)
     for name, path in _layouts(folder):
         add(name, path)
         add(f"{name}-converted", path, "bfloat16")
@@ -136,6 +140,16 @@ def test_images_on_ranks_are_those_of_one_process(
             assert _distance(found[f"{kind}-float64"], exact, "features") <= 1e-12, kind
             assert _distance(found[f"{kind}-float64"], exact, "logits") <= 1e-6, kind
             assert torch.equal(found[kind]["logits"], ranks[0][kind]["logits"])
+
+
+def test_towers_of_metas_files_are_shared(
+    jobs: dict[str, Job], ranks: list[dict[str, Found]]
+) -> None:
+    name = "llama4-meta-images"
+    one = memory_worker.work(jobs[name], None)
+    for found in ranks:
+        assert _distance(found[name], one, "features") <= 1e-5
+        assert found[name]["heads"] == {4 // len(ranks)}
 
 
 def test_a_tower_is_shared_where_its_heads_divide(ranks: list[dict[str, Found]]) -> None:
@@ -232,6 +246,13 @@ def _seeing() -> Iterator[tuple[str, Any]]:
     uneven = {"hidden_size": 48, "intermediate_size": 192, "num_attention_heads": 3}
     with patch.dict(vision_models.LLAMA4_VISION, uneven):
         yield "three-tower-heads", vision_models.build_llama4()[0]
+
+
+def _seeing_meta(folder: Path) -> Path:
+    """A Llama 4 with its tower as two files of Meta's."""
+    theirs, _ = vision_models.build_llama4(use_qk_norm=True, num_hidden_layers=4, vocab_size=96)
+    theirs.save_pretrained(folder / "whole")
+    return meta_folder("llama4", (theirs, folder / "whole"), folder / "llama4-meta-images", 2)
 
 
 def _layouts(folder: Path) -> Iterator[tuple[str, Path]]:
