@@ -95,6 +95,12 @@ def test_without_images_there_is_no_tower_and_no_cross_attention() -> None:
     assert seeing.kv_bytes - text.kv_bytes == 209_846_272
 
 
+def test_90b_vision_on_four_ranks() -> None:
+    config = CATALOG["llama-3.2-90b-vision"]
+    held = [rank_memory(config, 4, num_tokens=8192, num_images=images) for images in (0, 1)]
+    assert [each.weight_bytes for each in held] == [35_278_864_384, 44_508_935_286]
+
+
 def test_a_split_that_cannot_be_names_those_that_can() -> None:
     with pytest.raises(UsageError, match="40 attention heads are not divisible by 16") as caught:
         rank_memory(CATALOG["llama-4-maverick-17b-128e"], 16, num_tokens=8192)
