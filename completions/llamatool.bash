@@ -32,12 +32,12 @@ _llamatool() {
                     valued="-t --tokenizer --config --corpus --lang --reference --special --text --to --plot"
                     ;;
                 generate)
-                    options="--prompt-file --image --system --suffix --chat --raw --template --tokenizer -n --max-new-tokens --beyond-context --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --compile --prompts --out --batch-size --stats --ids --json -h --help"
-                    valued="--prompt-file --image --system --suffix --template --tokenizer -n --max-new-tokens --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --dtype --quantize --prompts --out --batch-size"
+                    options="--prompt-file --image --system --suffix --chat --raw --template --tokenizer -n --max-new-tokens --beyond-context --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --device-map --dtype --quantize --compile --prompts --out --batch-size --stats --ids --json -h --help"
+                    valued="--prompt-file --image --system --suffix --template --tokenizer -n --max-new-tokens --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --device-map --dtype --quantize --prompts --out --batch-size"
                     ;;
                 needle)
-                    options="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --repeat --language --straddle --score --max-new --template --control --no-control --budget --plan --out --fresh --show --device --dtype --prefill-chunk --rope-factor --threshold --lower-bound --fail-under --seed --palette --plain --json -h --help"
-                    valued="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --language --score --max-new --template --budget --out --show --device --dtype --prefill-chunk --rope-factor --threshold --fail-under --seed --palette"
+                    options="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --repeat --language --straddle --score --max-new --template --control --no-control --budget --plan --out --fresh --show --device --device-map --dtype --prefill-chunk --rope-factor --threshold --lower-bound --fail-under --seed --palette --plain --json -h --help"
+                    valued="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --language --score --max-new --template --budget --out --show --device --device-map --dtype --prefill-chunk --rope-factor --threshold --fail-under --seed --palette"
                     ;;
                 convert)
                     options="--to --mp --shard-size --dtype --instruct --base --model --tokenizer --no-tokenizer --params-style --keep-replicated-kv --strict-replicas --verify-input --dry-run --verify --resume --overwrite --threads --max-memory --json -q --quiet -h --help"
@@ -155,6 +155,10 @@ _llamatool() {
                 _llamatool_offer "$cur" "auto cpu cuda mps"
                 return
                 ;;
+            generate:--device-map)
+                _llamatool_offer "$cur" "auto"
+                return
+                ;;
             generate:--dtype)
                 _llamatool_offer "$cur" "bfloat16 float16 float32"
                 return
@@ -201,6 +205,10 @@ _llamatool() {
                 ;;
             needle:--device)
                 _llamatool_offer "$cur" "auto cpu cuda mps"
+                return
+                ;;
+            needle:--device-map)
+                _llamatool_offer "$cur" "auto"
                 return
                 ;;
             needle:--dtype)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamatool.cli.memory import announce_memory
-from llamatool.cli.options import JsonOption
+from llamatool.cli.memory import announce_memory, check_device_map
+from llamatool.cli.options import DeviceMapOption, JsonOption
 from llamatool.cli.progress import progress
 from llamatool.cli.ranks import crew
 from llamatool.errors import InputError, MissingExtraError, UsageError, one_line
@@ -177,6 +177,7 @@ def generate(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.")
     ] = "auto",
+    device_map: DeviceMapOption = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -253,6 +254,7 @@ def generate(
     _check(prompt, prompt_file, prompts, out, chat=chat, raw=raw, template=template, suffix=suffix)
     if image and (prompts is not None or suffix is not None):
         raise UsageError("--image belongs to one prompt, not to --prompts or --suffix")
+    check_device_map(device_map, device)
     with crew(device) as group:
         if group is not None:
             device = str(group.device)
@@ -293,6 +295,8 @@ def generate(
             max_new_tokens=max_new_tokens,
             max_images=len(pictures),
             mesh=None if group is None else group.mesh,
+            device_map=device_map,
+            text="".join(part or "" for part in (system, text, suffix)),
         )
         tiles = [loaded.tiles(picture) for picture in pictures]
         _announce_images(loaded, image or (), tiles)
@@ -424,6 +428,8 @@ def _load(
     max_new_tokens: int | None,
     max_images: int,
     mesh: "DeviceMesh | None",
+    device_map: str | None,
+    text: str,
 ) -> "TextModel":
     """The model, or an error that says what is missing."""
     _require_torch()
@@ -444,6 +450,8 @@ def _load(
             max_tokens=max_new_tokens or DEFAULT_NEW_TOKENS,
             max_images=max_images,
             mesh=mesh,
+            device_map=device_map,
+            text=text,
             announce=announce_memory,
             progress=update,
         )

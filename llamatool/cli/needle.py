@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llamatool.cli.options import JsonOption
+from llamatool.cli.memory import announce_memory, check_device_map
+from llamatool.cli.options import DeviceMapOption, JsonOption
 from llamatool.cli.progress import progress
-from llamatool.cli.ranks import announce_ranks, crew
+from llamatool.cli.ranks import crew
 from llamatool.errors import InputError, MissingExtraError, ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ def needle(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.")
     ] = "auto",
+    device_map: DeviceMapOption = None,
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         typer.Option("--dtype", help="auto: fp32 for small models on a CPU, else as stored."),
@@ -299,6 +301,7 @@ def needle(
         out=out,
         fresh=fresh,
         device=device,
+        device_map=device_map,
         dtype=_DTYPES[dtype],
         prefill_chunk=prefill_chunk,
         rope_factor=rope_factor,
@@ -306,6 +309,7 @@ def needle(
         lower_bound=lower_bound,
         seed=seed,
     )
+    check_device_map(device_map, device)
     with crew(device) as group:
         _test(
             options,
@@ -346,7 +350,7 @@ def _test(
         render.say_plan(test, test.plan(), file=sys.stderr)
     try:
         with _live(test, palette, quiet=as_json) as (on_trial, tick):
-            report = test.run(on_trial, tick, announce_ranks)
+            report = test.run(on_trial, tick, announce_memory)
     except KeyboardInterrupt:
         kept = "" if options.out is None else ": the same command goes on from here"
         sys.stderr.write(f"interrupted{kept}\n")

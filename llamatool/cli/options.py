@@ -44,6 +44,15 @@ TokensOption = Annotated[
         show_default=False,
     ),
 ]
+DeviceMapOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="auto",
+        help="Spread the layers over all GPUs here, and over the CPU what they have no room for.",
+        show_default=False,
+    ),
+]
 MemoryOption = Annotated[
     int | None,
     typer.Option(

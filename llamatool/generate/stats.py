@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llamatool.generate.engine import Timing
@@ -53,9 +54,12 @@ def measure(model: "TextModel", generation: "Generation", *, probe: bool = False
         load_seconds=model.load_seconds,
         timing=generation.timing,
         kv_bytes=generation.kv_bytes,
-        peak_memory_bytes=peak_memory_bytes(decoder.device),
+        peak_memory_bytes=_sum(map(peak_memory_bytes, decoder.devices)),
         read_bytes_per_token=weight_bytes_per_token(decoder) + generation.kv_bytes // 2,
-        bandwidth_bytes_per_second=bandwidth(decoder.device) if probe else None,
+        # Of several devices, each has a bandwidth of its own.
+        bandwidth_bytes_per_second=bandwidth(decoder.device)
+        if probe and len(decoder.devices) == 1
+        else None,
     )
 
 
@@ -124,3 +128,13 @@ def peak_memory_bytes(device: "torch.device") -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """All together; None if one is unknown."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

@@ -18,7 +18,7 @@ from llamatool.model.storage import FLOATS
 from llamatool.model.weights import Weights
 from llamatool.sizing.fit import Load
 from llamatool.sizing.kv_cache import kv_cache
-from llamatool.sizing.placement import Device, Placement, place_layers
+from llamatool.sizing.placement import Device, Placement, place_layers, require_free_choice
 from llamatool.sizing.ranks import RankMemory, rank_memory
 from llamatool.source import LoadedSource, load_source
 from llamatool.units import format_bytes
@@ -41,6 +41,7 @@ def load_model(
     max_images: int = 0,
     mesh: "DeviceMesh | None" = None,
     device_map: str | None = None,
+    piece_tokens: int = PREFILL_PIECE,
     announce: Announce | None = None,
 ) -> Decoder:
     """A model ready to run, from a folder, a safetensors or GGUF file, or Meta's `.pth` files.
@@ -60,6 +61,7 @@ def load_model(
     reads its part, and every rank must call `forward` with the same tokens.
     device_map: `auto` spreads the layers over the GPUs of this process, as far as each has room,
     and leaves on the CPU what no GPU has room for; None: everything is on one device.
+    piece_tokens: of a prompt, read at once, for whose activations the device map leaves room.
     announce: told what each rank or device will hold, before anything is read.
 
     Raises: CheckpointError that lists every missing, unknown or ill-shaped tensor;
@@ -74,9 +76,11 @@ def load_model(
     kind = find_dtype(dtype, config)
     placement = None
     if device_map is not None:
-        _require_free_choice(device_map, device, is_shared=mesh is not None)
+        require_free_choice(device_map, device, is_shared=mesh is not None)
         load = Load(max_tokens, batch_size, max_images)
-        placement = place_layers(config, local_devices(), load, dtype=dtype_name(kind))
+        placement = place_layers(
+            config, local_devices(), load, dtype=dtype_name(kind), piece_tokens=piece_tokens
+        )
         place = torch.device(placement.embedding_device)
         if announce is not None:
             announce(placement)
@@ -191,21 +195,6 @@ def local_devices() -> list[Device]:
     else:
         here_all = [here]
     return [Device(str(device), free_memory(device)) for device in here_all]
-
-
-def _require_free_choice(device_map: str, device: str, *, is_shared: bool) -> None:
-    if device_map != "auto":
-        raise UsageError(f"the device map is `{device_map[:80]}`: only auto is known")
-    if device != "auto":
-        raise UsageError(
-            f"the device map chooses devices, and `{device[:80]}` is chosen already",
-            hint="give either --device-map or --device",
-        )
-    if is_shared:
-        raise UsageError(
-            "the device map spreads a model in one process, and several ranks share this one",
-            hint="leave it out under torchrun: each rank has a device of its own",
-        )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

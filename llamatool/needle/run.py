@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from llamatool.model.cache import CacheMark, KVCache
     from llamatool.model.decoder import Decoder
-    from llamatool.sizing.ranks import RankMemory
+    from llamatool.model.load import Announce
 
 Scoring = Literal["forced", "generate", "both"]
 
@@ -389,20 +389,31 @@ def load_decoder(
     dtype: str | None = None,
     rope_factor: float | None = None,
     mesh: "DeviceMesh | None" = None,
-    announce: "Callable[[RankMemory], None] | None" = None,
+    device_map: str | None = None,
+    piece_tokens: int = PREFILL_CHUNK,
+    announce: "Announce | None" = None,
 ) -> "Decoder":
     """The weights of the subject.
 
     Args: dtype: by default fp32 for small models on a CPU, else that of the checkpoint.
-    rope_factor: another scaling of RoPE than the model's own, to try it. mesh, announce: of the
-    ranks that share the model, as in `load_model`.
+    rope_factor: another scaling of RoPE than the model's own, to try it. mesh, device_map,
+    piece_tokens, announce: as in `load_model`.
     Raises: ResourceError, with the numbers, if weights and cache do not fit.
     """
     from llamatool.model.load import find_device, load_model
 
     if dtype is None and find_device(device).type == "cpu" and _is_small(subject):
         dtype = "float32"
-    decoder = load_model(subject.path, device=device, dtype=dtype, max_tokens=max_tokens, mesh=mesh)
+    decoder = load_model(
+        subject.path,
+        device=device,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        mesh=mesh,
+        device_map=device_map,
+        piece_tokens=piece_tokens,
+        announce=announce,
+    )
     if rope_factor is not None:
         from llamatool.model.rope import RotaryEmbedding
 

@@ -46,7 +46,7 @@ from llamatool.units import format_tokens
 
 if TYPE_CHECKING:
     from llamatool.model.launch import Crew
-    from llamatool.sizing.ranks import RankMemory
+    from llamatool.model.load import Announce
 
 PACKED_FROM = 16 * 1024  # tokens from which on whole prompts are too dear to be read one by one
 SUMMARY = "summary.json"
@@ -88,6 +88,7 @@ class Options:
     out: Path | None = None
     fresh: bool = False
     device: str = "auto"
+    device_map: str | None = None
     dtype: str | None = None
     prefill_chunk: int = PREFILL_CHUNK
     rope_factor: float | None = None
@@ -122,7 +123,7 @@ class Test:
         """Tokens, FLOPs and memory; with torch also the time, from a moment's measurement."""
         subject = self.subject
         speed = None
-        if with_speed:
+        if with_speed and self.options.device_map is None:  # the CPU may compute a part
             with few_threads(subject):
                 speed = matmul_flops_per_second(self._device())
         return plan(
@@ -164,7 +165,7 @@ class Test:
         self,
         on_trial: Callable[[Trial], None] = lambda trial: None,
         tick: Callable[[], None] = lambda: None,
-        announce: "Callable[[RankMemory], None] | None" = None,
+        announce: "Announce | None" = None,
     ) -> Report:
         """Runs what no earlier run has finished, and reports all of it.
 
@@ -191,7 +192,7 @@ class Test:
             write_summary(options.out, report)
         return report
 
-    def _runner(self, announce: "Callable[[RankMemory], None] | None") -> Runner:
+    def _runner(self, announce: "Announce | None") -> Runner:
         options, experiment = self.options, self.experiment
         longest = max(max(outline.lengths) for outline in self.outlines)
         decoder = load_decoder(
@@ -201,6 +202,8 @@ class Test:
             dtype=options.dtype,
             rope_factor=options.rope_factor,
             mesh=None if self.crew is None else self.crew.mesh,
+            device_map=options.device_map,
+            piece_tokens=options.prefill_chunk,
             announce=announce,
         )
         return Runner(

@@ -22,7 +22,7 @@ def to_json(model: "TextModel", generation: "Generation", stats: "Stats") -> dic
         "schema": SCHEMA,
         "model": model.name,
         "layout": model.layout,
-        "device": str(model.decoder.device),
+        "device": _devices(model),
         "dtype": dtype_name(model),
         "mode": generation.mode,
         "prompt_ids": list(generation.prompt_ids),
@@ -46,7 +46,7 @@ def stats_blocks(model: "TextModel", generation: "Generation", stats: "Stats") -
     """The figures of `--stats` as a table, and the stop ids with their sources."""
     timing = stats.timing
     rows = [
-        ("model", f"{model.name} ({dtype_name(model)} on {model.decoder.device})"),
+        ("model", f"{model.name} ({dtype_name(model)} on {_devices(model)})"),
         ("prompt", f"{len(generation.prompt_ids):,} tokens, {generation.mode}"),
         (
             "answer",
@@ -107,6 +107,10 @@ _REASONS = {
     "length": "--max-new-tokens",
     "interrupted": "an interruption",
 }
+
+
+def _devices(model: "TextModel") -> str:
+    return ", ".join(map(str, model.decoder.devices))
 
 
 def _stops(stops: "StopIds") -> str:

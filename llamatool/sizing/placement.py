@@ -151,6 +151,28 @@ def place_layers(
     raise row.refusal(devices)
 
 
+def require_free_choice(device_map: str | None, device: str, *, is_shared: bool) -> None:
+    """Checks that a device map is one, and has the choice of devices to itself.
+
+    Args: is_shared: several ranks share the model.
+    Raises: UsageError.
+    """
+    if device_map is None:
+        return
+    if device_map != "auto":
+        raise UsageError(f"--device-map is `{device_map[:80]}`: only auto is known")
+    if device != "auto":
+        raise UsageError(
+            f"--device-map chooses devices, and --device {device[:80]} has chosen already",
+            hint="give one of the two",
+        )
+    if is_shared:
+        raise UsageError(
+            "--device-map spreads a model in one process, and here several ranks share it",
+            hint="leave --device-map out under torchrun, or run one process",
+        )
+
+
 class _Stretch(NamedTuple):
     """Parts `first` to `stop` - 1 of the row, and perhaps the head out of its order."""
 
