@@ -33,7 +33,11 @@ def is_shared() -> bool:
 def mute_followers() -> None:
     """Lets what ranks above 0 write go nowhere."""
     global _real_stderr
-    if is_shared() and os.environ["RANK"] != "0":
+    if not is_shared():
+        return
+    # When a rank is lost, torch's connections tell of it in stack traces of C++.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if os.environ["RANK"] != "0":
         _real_stderr = sys.stderr
         sys.stdout = sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
@@ -52,10 +56,12 @@ def crew(device: str) -> "Iterator[Crew | None]":
         import torch  # noqa: F401
     except ModuleNotFoundError:
         raise _spoken(MissingExtraError("generate", "PyTorch", "torch")) from None
-    from llamatool.model.launch import join
+    from llamatool.model.launch import ABORT_EXIT, EndedElsewhere, join
 
     try:
         found = join(_launch(), device)
+    except EndedElsewhere:
+        raise SystemExit(ABORT_EXIT) from None
     except LlamatoolError as error:
         raise _spoken(error) from None
     found.watch.say = _say_aloud
@@ -74,7 +80,6 @@ def crew(device: str) -> "Iterator[Crew | None]":
         if isinstance(error, LostRankError) and (lost := found.missing()):
             error = LostRankError(
                 f"rank {', '.join(map(str, lost))} of this run ended without a word",
-                where=error.where,
                 hint="killed, or out of memory: `llamatool kv-budget` shows what a rank needs",
             )
         if not found.claim(int(code or 0)):
@@ -133,7 +138,8 @@ def _spoken(error: LlamatoolError) -> LlamatoolError:
     """The error, to be printed by this rank, and naming it if it is not the first."""
     if _real_stderr is not None:
         _unmute()
-        error.what = f"rank {os.environ['RANK']}: {error.what}"
+        if not isinstance(error, LostRankError):  # which is about another rank
+            error.what = f"rank {os.environ['RANK']}: {error.what}"
     return error
 
 

@@ -80,7 +80,7 @@ def split_layers(layers: Sequence[LayerSpec], num_ranks: int) -> tuple[LayerSpec
         works = [str(number) for number in possible_splits(layers)]
         raise UsageError(
             f"{num_ranks} ranks cannot share this model: {problem}",
-            hint=f"it can be shared by {', '.join(works[:-1])} or {works[-1]}"
+            hint=f"it can be shared by {', '.join(works[:-1])} or {works[-1]} ranks"
             if len(works) > 1
             else "it runs on one rank only",
         )

@@ -13,7 +13,6 @@ another in the middle of a sum can look at nothing itself:
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -108,7 +107,8 @@ def join(launch: Launch, device: str) -> Crew:
 
     Args: device: `auto`, `cpu` or `cuda`; on GPUs each rank takes the one of its local number.
     Raises: UsageError for a device that ranks cannot share; ResourceError if there are fewer GPUs
-    than ranks, or the port is taken; LostRankError naming the ranks that did not come in time.
+    than ranks, or the port is taken; LostRankError naming the ranks that did not come in time;
+    EndedElsewhere if another rank says so.
     """
     place = _device(launch, device)
     deadline = time.monotonic() + launch.join_seconds
@@ -178,20 +178,35 @@ def _open_store(launch: Launch) -> Store:
     return PrefixStore(launch.name, store)
 
 
+class EndedElsewhere(Exception):  # noqa: N818  # no error of this rank
+    """The run has ended before it began, and another rank has said why."""
+
+
 def _gather(store: Store, launch: Launch, deadline: float) -> None:
-    """Waits until every rank is here. Raises: LostRankError naming those that are not."""
-    store.set(f"here/{launch.rank}", socket.gethostname())
-    missing = [rank for rank in range(launch.size) if rank != launch.rank]
-    while missing:
-        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
-        if missing and time.monotonic() > deadline:
-            if launch.rank and 0 not in missing:
-                time.sleep(2 * GRACE_SECONDS)  # rank 0 says it, and ends the run
-            raise LostRankError(
-                f"{_names(missing)} of {launch.size} did not come within {launch.join_seconds:g} s",
-                hint="start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
-            )
-        time.sleep(POLL_SECONDS / 4)
+    """Waits until every rank is here.
+
+    Raises: LostRankError naming those that are not, on the first rank that is here;
+    EndedElsewhere on the others.
+    """
+    try:
+        store.set(f"here/{launch.rank}", "")
+        while missing := [r for r in range(launch.size) if not store.check([f"here/{r}"])]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS / 4)
+        if not missing:
+            return
+        first = next(rank for rank in range(launch.size) if rank not in missing)
+        if launch.rank == 0:
+            time.sleep(2 * GRACE_SECONDS)  # the others still look into the store it keeps
+    except RuntimeError:  # rank 0 has left, and taken the store with it
+        raise EndedElsewhere from None
+    if launch.rank != first:
+        raise EndedElsewhere
+    raise LostRankError(
+        f"{_names(missing)} of {launch.size} did not come within {launch.join_seconds:g} s",
+        hint="start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
+    )
 
 
 class Watch:
@@ -246,6 +261,8 @@ class Watch:
         before = self._beats()
         time.sleep(5 * POLL_SECONDS)
         after = self._beats()
+        if before is None or after is None:  # rank 0 kept the store
+            return [0] if self._launch.hosts_store else []
         return [rank for rank in before if before[rank] == after.get(rank)]
 
     def let_others_go(self) -> None:
@@ -260,12 +277,16 @@ class Watch:
                     return
             time.sleep(POLL_SECONDS / 2)
 
-    def _beats(self) -> dict[int, int]:
+    def _beats(self) -> dict[int, int] | None:
+        """Of the ranks that have not said farewell; None if the store is gone."""
         beats: dict[int, int] = {}
-        with suppress(RuntimeError), self._lock:
-            for rank in range(self._launch.size):
-                if rank != self._launch.rank and not self._store.check([f"gone/{rank}"]):
-                    beats[rank] = self._store.add(f"beat/{rank}", 0)
+        try:
+            with self._lock:
+                for rank in range(self._launch.size):
+                    if rank != self._launch.rank and not self._store.check([f"gone/{rank}"]):
+                        beats[rank] = self._store.add(f"beat/{rank}", 0)
+        except RuntimeError:
+            return None
         return beats
 
     def _run(self) -> None:
@@ -294,7 +315,7 @@ class Watch:
 
     def _listen(self, now: float) -> None:
         """Ends the run if a rank has been silent too long, however it was lost."""
-        for rank, beats in self._beats().items():
+        for rank, beats in (self._beats() or {}).items():
             if self._heard.get(rank, (-1, now))[0] != beats:
                 self._heard[rank] = beats, now
         lost = [rank for rank, (_, since) in self._heard.items() if now > since + SILENT_SECONDS]

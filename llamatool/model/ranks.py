@@ -105,7 +105,6 @@ _LOST = ("connection", "broken pipe", "timed out", "timeout", "peer", "abort", "
 
 
 def _lost(error: RuntimeError) -> Exception:
-    reason = str(error).strip().partition("\n")[0][:300]
-    if not any(word in reason.lower() for word in _LOST):
+    if not any(word in str(error).lower() for word in _LOST):
         return error
-    return LostRankError("the connection to another rank broke", where=reason)
+    return LostRankError("the connection to another rank broke")

@@ -443,7 +443,7 @@ def test_plot_is_written_whole(run: Run, tmp_path: Path) -> None:
 def test_devices_that_cannot_share_a_model(run: Run) -> None:
     reason = (
         "3 ranks cannot share this model: 32 attention heads are not divisible by 3;"
-        " it can be shared by 1, 2, 4, 8, 16 or 32"
+        " it can be shared by 1, 2, 4, 8, 16 or 32 ranks"
     )
     one = run("llama-3.1-8b", "--gpu", "3xh100")
     assert one.code == 1
