@@ -44,6 +44,7 @@ bench: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/model.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/generate.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/needle.py
+	$(BIN)/python benchmarks/parallel.py
 
 completions: .venv/demo
 	$(BIN)/python tools/make_completions.py
