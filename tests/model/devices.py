@@ -6,7 +6,8 @@ would have it; tensors without dimensions may come from the CPU. (torch's FakeTe
 likewise, but has no values, and experts and images ask for some.)
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+from llamatool.config.model import ModelConfig
+from llamatool.sizing.fit import Load
+from llamatool.sizing.placement import Device, Placement, place_layers
 
 
 class MixedDevicesError(RuntimeError):
@@ -143,3 +148,23 @@ def pretended_gpus() -> Iterator[None]:
 def values(x: Tensor) -> Tensor:
     """What a tensor holds, wherever it claims to be."""
     return _held(x)
+
+
+def shared_out(
+    names: Sequence[str], config: ModelConfig, here: object, wanted: Load, **how: Any
+) -> Placement:
+    """`place_layers` on devices that have so little room that each holds its share of layers."""
+    whole = place_layers(config, [Device("cpu", None)], wanted, **how).shares[0]
+    found: list[Device] = []
+    rest = [Device(name, None) for name in names]
+    while len(rest) > 1:
+        device, *rest = rest
+        for percent in range(1, 100):
+            usable = whole.needed_bytes * percent // 100
+            room = Device(device.name, math.ceil((usable + 2**29) / 0.9))
+            made = place_layers(config, [*found, room, *rest], wanted, **how)
+            held = {share.device.name: len(share.layers) for share in made.shares}
+            if held.get(device.name, 0) >= len(whole.layers) // len(names):
+                found.append(room)
+                break
+    return place_layers(config, [*found, *rest], wanted, **how)

@@ -3,7 +3,6 @@
 The GPUs are pretended (devices.py): values are real, and an operator that met two devices raises.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,8 @@ from llamatool.model.load import load_model
 from llamatool.model.quantize import Int8Linear, quantize_int8
 from llamatool.model.static import StaticStep
 from llamatool.model.weights import Weights
-from llamatool.sizing.placement import Device, Placement, place_layers
-from tests.model.devices import MixedDevicesError, pretended_gpus, values
+from llamatool.sizing.placement import Placement
+from tests.model.devices import MixedDevicesError, pretended_gpus, shared_out, values
 from tests.model.layouts import save_huggingface
 from tests.model.tiny_models import BY_NAME
 from tests.model.vision_models import (
@@ -62,25 +61,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def rooms(config: Any, devices: Sequence[torch.device], load: Any, **types: Any) -> list[Device]:
-    """Free bytes of `devices` with which each holds layers, and about as many as the others."""
-    whole = place_layers(config, [Device("cpu", None)], load, **types).shares[0]
-    found: list[Device] = []
-    rest = [Device(str(device), None) for device in devices]
-    while len(rest) > 1:
-        device, *rest = rest
-        for percent in range(1, 100):
-            room = Device(
-                device.name, math.ceil((whole.needed_bytes * percent / 100 + 2**29) / 0.9)
-            )
-            made = place_layers(config, [*found, room, *rest], load, **types)
-            held = {share.device.name: len(share.layers) for share in made.shares}
-            if held.get(device.name, 0) >= len(whole.layers) // len(devices):
-                found.append(room)
-                break
-    return [*found, *rest]
-
-
 @pytest.fixture
 def spread(monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]) -> Any:
     """Loads a model over some devices, all of which it needs."""
@@ -88,10 +68,7 @@ def spread(monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]) -> Any:
     def loaded(
         name: str, devices: Sequence[torch.device], **options: Any
     ) -> tuple[Decoder, Placement]:
-        def over(config: Any, here: Any, wanted: Any, **types: Any) -> Placement:
-            return place_layers(config, rooms(config, devices, wanted, **types), wanted, **types)
-
-        monkeypatch.setattr(load, "place_layers", over)
+        monkeypatch.setattr(load, "place_layers", partial(shared_out, list(map(str, devices))))
         told: list[Placement] = []
         model = load_model(folders[name], device_map="auto", announce=told.append, **options)
         assert len(told) == 1
