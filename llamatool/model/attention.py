@@ -18,9 +18,11 @@ from llamatool.model.rope import Rotation, rotate
 
 # Elements of the largest mask that is ever made: 2048 queries see 2048 keys in one piece.
 MASK_ELEMENTS = 2**22
-# Keys that torch's attention on a CPU takes at a time. Where a window begins inside of such a
-# block, the block is read whole and masked: sums are then added up as over all keys at once.
+# Keys and queries that torch's attention on a CPU takes at a time. Where a window begins inside
+# of a block of keys, the block is read whole and masked: sums are then of the same groups as over
+# all keys at once, which shows in bfloat16.
 KEY_BLOCK = 512
+QUERY_BLOCK = 64
 
 
 class Attention(nn.Module):
@@ -157,11 +159,12 @@ def _read(q_BHTE: Tensor | None, segment: Segment, num_new: int) -> Tensor | Non
 
 
 def _rows_at_once(S: int, window: int | None) -> int:
-    """Queries that one mask is made for."""
-    if window is None:
-        return max(1, MASK_ELEMENTS // S)
-    rows = max(window, 64)  # fewer are not worth a call
-    return max(1, min(rows, MASK_ELEMENTS // min(S, rows + window + KEY_BLOCK)))
+    """Queries that one mask is made for: whole blocks, unless the mask is too large for one."""
+    most = MASK_ELEMENTS // S
+    if window is not None:
+        rows = min(-(-window // QUERY_BLOCK) * QUERY_BLOCK, KEY_BLOCK)
+        most = min(rows, MASK_ELEMENTS // min(S, rows + window + KEY_BLOCK))
+    return most - most % QUERY_BLOCK or max(most, 1)
 
 
 def _causal_mask(T: int, S: int, window: int | None, device: torch.device) -> Tensor:
