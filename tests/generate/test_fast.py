@@ -174,7 +174,7 @@ def test_int8_layer(rows: int, dtype: torch.dtype, bias: bool) -> None:
 @pytest.mark.parametrize("width", [8, 24, 40, 48, 64, 72])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_int8_layer_of_any_width(width: int, rows: int) -> None:
-    """torch's kernel reads 16 or 32 inputs at a time, and garbage behind the end of a row."""
+    """Torch's kernel reads 16 or 32 inputs at a time, and garbage behind the end of a row."""
     torch.manual_seed(0)
     layer = Int8Linear(torch.randn(50, width))
     x = torch.randn(rows, width)
