@@ -81,6 +81,14 @@ def test_70b_on_one_gpu_leaves_layers_on_the_cpu_and_says_what_they_cost():
     )
 
 
+def test_the_output_table_stays_on_the_last_gpu_beside_layers_on_the_cpu():
+    config = published("llama-3.1-70b-instruct")
+    made = place_layers(config, gpus(40 * GIB, 40 * GIB, cpu=200 * GIB), Load(8192))
+    assert [share.has_embedding for share in made.shares] == [True, False, False]
+    assert [share.has_head for share in made.shares] == [False, True, False]
+    assert runs(made)[-1] == ("cpu", 40, 79)
+
+
 def test_what_fits_nowhere_is_refused_with_the_numbers():
     config = published("llama-3.1-70b-instruct")
     with pytest.raises(ResourceError) as caught:
