@@ -23,6 +23,7 @@ def to_json(model: "TextModel", generation: "Generation", stats: "Stats") -> dic
         "model": model.name,
         "layout": model.layout,
         "device": _devices(model),
+        "num_ranks": _num_ranks(model),
         "dtype": dtype_name(model),
         "mode": generation.mode,
         "prompt_ids": list(generation.prompt_ids),
@@ -44,9 +45,10 @@ def to_json(model: "TextModel", generation: "Generation", stats: "Stats") -> dic
 
 def stats_blocks(model: "TextModel", generation: "Generation", stats: "Stats") -> list[Block]:
     """The figures of `--stats` as a table, and the stop ids with their sources."""
-    timing = stats.timing
+    timing, ranks = stats.timing, _num_ranks(model)
     rows = [
         ("model", f"{model.name} ({dtype_name(model)} on {_devices(model)})"),
+        *([("ranks", f"{ranks}; memory and limit are those of one")] if ranks > 1 else ()),
         ("prompt", f"{len(generation.prompt_ids):,} tokens, {generation.mode}"),
         (
             "answer",
@@ -107,6 +109,10 @@ _REASONS = {
     "length": "--max-new-tokens",
     "interrupted": "an interruption",
 }
+
+
+def _num_ranks(model: "TextModel") -> int:
+    return 1 if model.decoder.ranks is None else model.decoder.ranks.size
 
 
 def _devices(model: "TextModel") -> str:

@@ -22,8 +22,8 @@ from tests.tokenizers.conftest import small_bpe, small_json  # noqa: F401
 
 GREEDY = ("-t", "0", "-n", "8")
 KEYS = [
-    "schema", "model", "layout", "device", "dtype", "mode", "prompt_ids", "output_ids", "text",
-    "stop_reason", "stop_ids", "stats",
+    "schema", "model", "layout", "device", "num_ranks", "dtype", "mode", "prompt_ids", "output_ids",
+    "text", "stop_reason", "stop_ids", "stats",
 ]  # fmt: skip
 STATS = [
     "load_seconds", "time_to_first_token_seconds", "prefill_tokens_per_second",
