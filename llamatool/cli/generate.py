@@ -265,7 +265,7 @@ def generate(
         text = None
         if prompts is None and not chat:
             default = _POCKET_PROMPT if is_pocket else None
-            text = _told(group, lambda: _prompt_text(prompt, prompt_file, default=default))
+            text = _told(group, lambda: _prompt_text(prompt, prompt_file, default, model))
             if is_pocket and text == _POCKET_PROMPT:
                 _say(f"prompt: {text}")
                 temperature = 0.0 if temperature is None else temperature
@@ -356,11 +356,18 @@ def _check(
         raise UsageError("--suffix fills one gap, without a conversation")
 
 
-def _prompt_text(prompt: str | None, prompt_file: Path | None, *, default: str | None) -> str:
+def _prompt_text(
+    prompt: str | None, prompt_file: Path | None, default: str | None, model: str | None
+) -> str:
     """The prompt from the argument, the file or a pipe, else the default.
 
-    Raises: UsageError if there is none.
+    Raises: UsageError if there is none, which asks whether the model was meant as the prompt.
     """
+    import shlex
+
+    meant = ""
+    if model is not None and "/" not in model and not Path(model).exists():
+        meant = f"; or was it {model!r}? llamatool generate pocket {shlex.quote(model)}"
     if prompt_file is not None:
         from llamatool.checkpoint import files
 
@@ -373,13 +380,15 @@ def _prompt_text(prompt: str | None, prompt_file: Path | None, *, default: str |
             return default
         raise UsageError(
             "there is no prompt",
-            hint="give it after MODEL, in a pipe, with --prompt-file, or talk with --chat",
+            hint=f"give it after MODEL, in a pipe, with --prompt-file, or talk with --chat{meant}",
         )
     text = _decoded(sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1), "standard input")
     if not text:
         if default is not None and prompt is None:
             return default
-        raise UsageError("the prompt on standard input is empty", hint="give it after MODEL")
+        raise UsageError(
+            "the prompt on standard input is empty", hint=f"give it after MODEL{meant}"
+        )
     return text
 
 

@@ -235,3 +235,13 @@ def test_a_conversation_on_a_terminal(tiny_chat: Path) -> None:
     assert running.returncode == 0, errors.decode()
     assert out.count(b"\n") >= 2
     assert errors.decode().startswith("chat (template of tokenizer_config.json)")
+
+
+def test_a_prompt_in_the_place_of_the_model(run) -> None:
+    done = run("generate", "What's a llama?", stdin=b"")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "error: the prompt on standard input is empty\n"
+        'hint: give it after MODEL; or was it "What\'s a llama?"? llamatool generate pocket'
+        " 'What'\"'\"'s a llama?'\n"
+    )
