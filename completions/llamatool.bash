@@ -36,8 +36,8 @@ _llamatool() {
                     valued="--prompt-file --image --system --suffix --template --tokenizer -n --max-new-tokens --stop -t --temperature --top-p --top-k --min-p --repetition-penalty --seed --device --device-map --dtype --quantize --prompts --out --batch-size"
                     ;;
                 needle)
-                    options="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --repeat --language --straddle --score --max-new --template --control --no-control --budget --plan --out --fresh --show --device --device-map --dtype --prefill-chunk --rope-factor --threshold --lower-bound --fail-under --seed --palette --plain --json -h --help"
-                    valued="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --haystack --language --score --max-new --template --budget --out --show --device --device-map --dtype --prefill-chunk --rope-factor --threshold --fail-under --seed --palette"
+                    options="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --needles --haystack --repeat --language --straddle --score --max-new --template --control --no-control --budget --plan --out --fresh --show --device --device-map --dtype --prefill-chunk --rope-factor --threshold --lower-bound --fail-under --seed --palette --plain --json -h --help"
+                    valued="--length --depths --depth-scale --trials --mode --needle --question --answer --answer-prefix --value --keys --distractors --needles --haystack --language --score --max-new --template --budget --out --show --device --device-map --dtype --prefill-chunk --rope-factor --threshold --fail-under --seed --palette"
                     ;;
                 convert)
                     options="--to --mp --shard-size --dtype --instruct --base --model --tokenizer --no-tokenizer --params-style --keep-replicated-kv --strict-replicas --verify-input --dry-run --verify --resume --overwrite --threads --max-memory --json -q --quiet -h --help"
@@ -167,7 +167,7 @@ _llamatool() {
                 _llamatool_offer "$cur" "int8"
                 return
                 ;;
-            needle:--length | needle:--depths | needle:--trials | needle:--needle | needle:--question | needle:--answer | needle:--answer-prefix | needle:--value | needle:--distractors | needle:--max-new | needle:--budget | needle:--show | needle:--prefill-chunk | needle:--rope-factor | needle:--threshold | needle:--fail-under | needle:--seed)
+            needle:--length | needle:--depths | needle:--trials | needle:--needle | needle:--question | needle:--answer | needle:--answer-prefix | needle:--value | needle:--distractors | needle:--needles | needle:--max-new | needle:--budget | needle:--show | needle:--prefill-chunk | needle:--rope-factor | needle:--threshold | needle:--fail-under | needle:--seed)
                 :
                 return
                 ;;

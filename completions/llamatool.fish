@@ -171,6 +171,7 @@ complete -c llamatool -n '__fish_seen_subcommand_from needle' -l answer-prefix -
 complete -c llamatool -n '__fish_seen_subcommand_from needle' -l value -x -d 'digits:N, word or uuid'
 complete -c llamatool -n '__fish_seen_subcommand_from needle' -l keys -x -a 'words names cities' -d 'Kind of keys'
 complete -c llamatool -n '__fish_seen_subcommand_from needle' -l distractors -x -d 'Needles with other keys in every prompt'
+complete -c llamatool -n '__fish_seen_subcommand_from needle' -l needles -x -d 'In every prompt, each asked for: one at the depth of the cell, the others evenly over the rest'
 complete -c llamatool -n '__fish_seen_subcommand_from needle' -l haystack -r -F -a 'grammar' -d 'Generated sentences, or own documents'
 complete -c llamatool -n '__fish_seen_subcommand_from needle' -l repeat -d 'Repeat documents that are too short'
 complete -c llamatool -n '__fish_seen_subcommand_from needle' -l language -x -a 'en zh' -d 'Of sentences and questions'

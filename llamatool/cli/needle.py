@@ -61,8 +61,8 @@ def needle(
         typer.Option(
             "--mode",
             help="single: one needle per prompt; packed: a needle at every depth, one prefill per "
-            "length; sweep: one prefill for all lengths. Default: single on the pocket models and "
-            "below 16k, else packed.",
+            "length; sweep: one prefill for all lengths. Default: single on the pocket models, "
+            "below 16k and with --needles, else packed.",
             show_default=False,
         ),
     ] = None,
@@ -107,6 +107,17 @@ def needle(
             help="Needles with other keys in every prompt (single).",
         ),
     ] = 0,
+    needles: Annotated[
+        int,
+        typer.Option(
+            "--needles",
+            min=1,
+            max=64,
+            metavar="N",
+            help="In every prompt, each asked for: one at the depth of the cell, the others "
+            "evenly over the rest (single).",
+        ),
+    ] = 1,
     haystack: Annotated[
         str,
         typer.Option(
@@ -260,6 +271,8 @@ def needle(
       llamatool needle ./model --haystack handbook.md --length 16k --needle "The office cat is
       called Miso." --question "What is the office cat called?" --answer Miso
 
+      llamatool needle --length 4k,16k --needles 4
+
       llamatool needle compare results-a results-b
     """
     from llamatool.needle.arguments import parse_budget, parse_depths, parse_lengths
@@ -289,6 +302,7 @@ def needle(
         values=value,
         keys=keys,
         distractors=distractors,
+        needles=needles,
         haystack=haystack,
         repeat=repeat,
         language=language,

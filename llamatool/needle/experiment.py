@@ -8,6 +8,9 @@ a needle into it moves nothing else: prompts of one trial differ in their slots 
     before | sentences | slot | sentences | slot | ... | question, answer prefix | answer
 
 Prompts with the same text form one job, which run.py computes with as little work as it can.
+
+With several needles in a prompt, one stands at the depth of the cell and moves from slot to slot;
+the others stand between the slots, at the same places in all prompts of a text.
 """
 
 import random
@@ -27,6 +30,7 @@ from llamatool.needle.haystack import (
     smallest_gap,
     spacing,
 )
+from llamatool.needle.places import PHASES, Stretch, free_stretches, room, spread
 from llamatool.needle.subject import Frame
 from llamatool.records import record
 from llamatool.units import format_tokens
@@ -37,6 +41,8 @@ CONTROLS: tuple[Kind, ...] = ("no_needle", "wrong_key", "short", "alone")
 
 MIN_LENGTH = 64
 SHORT_LENGTH = 1024  # of the control in a short context
+MAX_NEEDLES = 64  # of one prompt
+EASE = 4  # tokens around further needles beyond the smallest gap: few sentences are that short
 MAX_NEEDLE_SHARE = 0.1  # of a text may be needles; further trials get texts of their own
 DEPTH_TOLERANCE = 12  # tokens
 SIGNATURE_SAMPLE = 200
@@ -56,6 +62,7 @@ class Design:
     keys: str = "words"
     values: str = "digits:6"
     distractors: int = 0
+    needles: int = 1  # in every prompt, all asked for
     max_new_tokens: int = 24
     use_prefix: bool = True
     controls: bool = True
@@ -101,6 +108,7 @@ class Question:
     start: int | None  # first token of the needle in the prompt, None if it is not in there
     patch: tuple[int, ...] | None  # ids that replace the text's own from `start` on
     others: tuple[tuple[str, str], ...] = ()  # values and keys of the other needles
+    also: tuple["Question", ...] = ()  # to the same prompt; their cell's depth is their own
 
 
 @record
@@ -124,6 +132,11 @@ class Outline:
     depths: tuple[float, ...]
     trials: tuple[int, ...]  # that share the text: one, but in packed and sweep jobs
     controls: tuple[Kind, ...] = ()
+    needles: int = 1  # in the prompt of each cell but the controls'
+
+    def questions_to(self, cell: Cell) -> int:
+        """How many questions one of its cells asks: one to each needle."""
+        return 1 if cell.kind in self.controls else self.needles
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -208,12 +221,17 @@ class Experiment:
             return self._single(outline, chunk)
         return self._packed(outline)
 
-    def prompt(self, job: Job, question: Question) -> tuple[int, ...]:
-        """All ids of one prompt, without the answer."""
+    def prompt(
+        self, job: Job, question: Question, asked: Question | None = None
+    ) -> tuple[int, ...]:
+        """All ids of one prompt, without the answer.
+
+        Args: asked: one of `question.also`, whose tail ends the prompt instead.
+        """
         ids = list(job.ids[: question.end])
         if question.patch is not None and question.start is not None:
             ids[question.start : question.start + len(question.patch)] = question.patch
-        return (*ids, *question.needle.tail)
+        return (*ids, *(asked or question).needle.tail)
 
     def body_end(self, length: int) -> int:
         """Tokens of a prompt of `length` that precede the question."""
@@ -252,15 +270,15 @@ class Experiment:
         design = self.design
         if design.mode == "single":
             for length in design.lengths:
-                groups = self._apart(length, design.depths)
+                groups = self._with_room(length, self._apart(length, design.depths))
                 for trial in range(design.trials):
                     for number, depths in enumerate(groups):
                         extra: tuple[Kind, ...] = ()
                         if number == 0 and design.controls:
-                            extra = (
-                                ("no_needle", "wrong_key") if design.has_keys else ("no_needle",)
-                            )
-                        yield Outline(0, "grid", "single", (length,), depths, (trial,), extra)
+                            extra = self._controls_in_grid()
+                        yield Outline(
+                            0, "grid", "single", (length,), depths, (trial,), extra, design.needles
+                        )
             return
         spans = [design.lengths] if design.mode == "sweep" else [(n,) for n in design.lengths]
         for lengths in spans:
@@ -269,6 +287,12 @@ class Experiment:
                 trials = tuple(range(first, min(first + together, design.trials)))
                 extra = ("wrong_key",) if design.controls else ()
                 yield Outline(0, "grid", design.mode, lengths, design.depths, trials, extra)
+
+    def _controls_in_grid(self) -> tuple[Kind, ...]:
+        """Those that are asked of a text of the grid: without any needle it must hold no other."""
+        if not self.design.has_keys:
+            return ("no_needle",)
+        return ("no_needle", "wrong_key") if self.design.needles == 1 else ("wrong_key",)
 
     def trials_per_text(self, lengths: Sequence[int]) -> int:
         """Trials whose needles share a text: as long as needles stay below a tenth of it."""
@@ -305,8 +329,12 @@ class Experiment:
             depths = tuple(
                 (border - self.sizes.needle // 2 - first) / (end - first) for border in borders
             )
+            groups = self._with_room(length, [depths], chunk)
             for trial in range(self.design.trials):
-                yield Outline(0, "straddle", "single", (length,), depths, (trial,))
+                for group in groups:
+                    yield Outline(
+                        0, "straddle", "single", (length,), group, (trial,), (), self.design.needles
+                    )
 
     def borders(self, length: int, chunk: int) -> tuple[int, ...]:
         """Chunk borders within the text, at most as many as there are depths, evenly chosen."""
@@ -323,12 +351,14 @@ class Experiment:
 
     def _control_outlines(self) -> Iterator[Outline]:
         design = self.design
-        short = max(min(SHORT_LENGTH, design.lengths[0]), self.sizes.smallest_length())
+        short = max(min(SHORT_LENGTH, design.lengths[0]), self.smallest_length())
         for trial in range(design.trials):
             depth = design.depths[trial % len(design.depths)]
-            yield Outline(0, "short", "single", (short,), (depth,), (trial,))
-            if design.mode != "single":
-                yield Outline(0, "bare", "single", (short,), (), (trial,), ("no_needle",))
+            yield Outline(0, "short", "single", (short,), (depth,), (trial,), (), design.needles)
+            bare = (short,) if design.mode != "single" else design.lengths
+            if design.mode != "single" or design.needles > 1:
+                for length in bare:
+                    yield Outline(0, "bare", "single", (length,), (), (trial,), ("no_needle",))
             yield Outline(0, "alone", "single", (self._alone_length(),), (0.0,), (trial,))
 
     def _alone_length(self) -> int:
@@ -339,32 +369,68 @@ class Experiment:
 
     def _single(self, outline: Outline, chunk: int | None) -> Job:
         (trial,), (length,) = outline.trials, outline.lengths
-        needle, decoy, *distractors = self._needles(trial, 2 + self.design.distractors)
-        end = self.body_end(length)
+        apart, end = self.design.distractors, self.body_end(length)
+        # Further needles come last, so that the others are the same with and without them.
+        needle, decoy, *more = self._needles(trial, 1 + outline.needles + apart)
+        distractors, further = more[:apart], more[apart:]
         wanted = [(self.target(length, depth), depth) for depth in outline.depths]
         if outline.kind == "straddle":
             first, last = self.sizes.before, end - self.sizes.needle
             wanted = [(first + round(d * (last - first)), d) for d in outline.depths]
         starts = [start for start, _ in wanted]
         extra = self._distractor_starts(starts, length, len(distractors), trial)
-        layout = self._lay_out(trial, [(sorted((*starts, *extra)), end)], outline.kind)
-        placed = dict(zip(sorted((*starts, *extra)), layout.starts, strict=True))
+        slots = sorted((*starts, *extra))
+        places: list[int] = []
+        if further:
+            kept_apart = chunk if outline.kind == "straddle" else None
+            places = self._further_starts(slots, length, len(further), trial, kept_apart)
+            layout = self._lay_out(
+                trial, [(sorted((*self._settled(slots, end), *places)), end)], outline.kind
+            )
+        else:
+            layout = self._lay_out(trial, [(slots, end)], outline.kind)
+        found = [start for start in layout.starts if start not in places]
+        placed = dict(zip(slots, found, strict=True))
         ids = list(layout.ids)
-        for start, other in zip(extra, distractors, strict=True):
-            ids[placed[start] : placed[start] + len(other.ids)] = other.ids
-        others = tuple((d.value, d.key) for d in distractors)
+        for start, other in (
+            *zip((placed[start] for start in extra), distractors, strict=True),
+            *zip(places, further, strict=True),
+        ):
+            ids[start : start + len(other.ids)] = other.ids
+        others = tuple((n.value, n.key) for n in (*distractors, *further))
         questions = [
-            Question(cell, needle, end, placed[start], needle.ids, others)
+            Question(
+                cell, needle, end, placed[start], needle.ids, others,
+                self._also(cell, needle, end, tuple(zip(places, further, strict=True)), others),
+            )
             for cell, start in zip(outline.cells, starts, strict=False)
-        ]
+        ]  # fmt: skip
         for cell in outline.cells[len(starts) :]:
             if cell.kind == "no_needle":
                 questions.append(Question(cell, needle, end, None, None, others))
             else:  # a needle with another key stands last; its value counts as a hit
-                start = layout.starts[-1]
+                start = placed[starts[-1]] if further else layout.starts[-1]
                 asked = replace(decoy, value=needle.value, gold=needle.gold)
                 questions.append(Question(cell, asked, end, start, needle.ids, others))
         return Job(outline.number, tuple(ids), tuple(questions), layout.num_foreign)
+
+    def _also(
+        self,
+        cell: Cell,
+        needle: Needle,
+        end: int,
+        further: Sequence[tuple[int, Needle]],
+        others: Sequence[tuple[str, str]],
+    ) -> tuple[Question, ...]:
+        """The questions to the further needles of a prompt."""
+        everything = ((needle.value, needle.key), *others)
+        return tuple(
+            Question(
+                replace(cell, depth=self.depth_of(start, cell.length)), asked, end, start, None,
+                tuple(pair for pair in everything if pair[1] != asked.key),
+            )
+            for start, asked in further
+        )  # fmt: skip
 
     def _packed(self, outline: Outline) -> Job:
         """Every slot holds its needle for good; the questions come at the end of each length."""
@@ -463,6 +529,80 @@ class Experiment:
                     hint="ask for fewer, for fewer depths, or for longer texts",
                 )
         return found
+
+    # Several needles in a prompt.
+
+    def smallest_length(self) -> int:
+        """The shortest prompt with all its needles in some text, at any of the depths."""
+        sizes, needed = self.sizes, self._room_needed()
+        if not needed:
+            return sizes.smallest_length()
+        length = (needed + 1) * (sizes.needle + sizes.gap + EASE)
+        length = max(length + sizes.before + sizes.tail + sizes.budget, sizes.smallest_length())
+        while not all(self._room(length, (depth,)) >= needed for depth in self.design.depths):
+            length += 1
+        return length
+
+    def _with_room(
+        self, length: int, groups: Iterable[tuple[float, ...]], chunk: int | None = None
+    ) -> list[tuple[float, ...]]:
+        """Groups of depths, parted until each leaves room for the further needles.
+
+        Raises: UsageError if one needle alone does not.
+        """
+        found: list[tuple[float, ...]] = []
+        for group in groups:
+            if not self._room_needed() or self._room(length, group, chunk) >= self._room_needed():
+                found.append(group)
+            elif len(group) > 1:
+                found += self._with_room(length, [group[::2], group[1::2]], chunk)
+            else:
+                raise UsageError(
+                    f"{self.design.needles} needles do not fit into {format_tokens(length)} tokens"
+                    + (f" between borders of chunks of {chunk}" if chunk else ""),
+                    hint="ask for fewer of them, or for longer texts",
+                )
+        return found
+
+    def _room_needed(self) -> int:
+        """Needles that there must be room for beside slots and distractors.
+
+        A distractor takes its own place and can spoil that of a neighbour on each side.
+        """
+        further = self.design.needles - 1
+        return further + 3 * self.design.distractors if further else 0
+
+    def _room(self, length: int, depths: Sequence[float], chunk: int | None = None) -> int:
+        """Further needles that fit between the slots of these depths."""
+        slots = [self.target(length, depth) for depth in depths]
+        stretches = self._free(self._settled(slots, self.body_end(length)), length, chunk)
+        return room(stretches, self.sizes.needle, self.sizes.gap + EASE)
+
+    def _free(self, slots: Sequence[int], length: int, chunk: int | None) -> list[Stretch]:
+        end = self.body_end(length)
+        borders = range(chunk, end, chunk) if chunk is not None else ()
+        return free_stretches(slots, self.sizes.before, end, self.sizes.needle, borders)
+
+    def _settled(self, slots: Sequence[int], end: int) -> list[int]:
+        """Where slots will stand that should begin at these places."""
+        found, position = [], self.sizes.before
+        gaps = _gaps(slots, position, end, self.sizes.needle, self.sizes.gap)
+        for gap in gaps[:-1]:
+            found.append(position + gap)
+            position += gap + self.sizes.needle
+        return found
+
+    def _further_starts(
+        self, slots: Sequence[int], length: int, how_many: int, trial: int, chunk: int | None
+    ) -> list[int]:
+        """Places of the needles that stay where they are, evenly between the slots.
+
+        Args: chunk: keeps them from lying across its borders.
+        """
+        settled = self._settled(slots, self.body_end(length))
+        phase = random.Random(f"further {self.design.seed} {trial}").randrange(PHASES)
+        stretches = self._free(settled, length, chunk)
+        return spread(stretches, how_many, phase, self.sizes.needle, self.sizes.gap + EASE)
 
     def _lay_out(
         self,
@@ -580,6 +720,8 @@ class Experiment:
             )
         if design.distractors and not design.has_keys:
             raise UsageError("--distractors needs {key} in --needle and --question")
+        if design.needles > 1:
+            self._check_needles()
         if not design.has_keys and "{value}" not in wording.needle:
             answer = wording.answer.strip()
             if answer not in wording.needle:
@@ -591,14 +733,35 @@ class Experiment:
                     hint="choose a needle whose answer is not in the documents",
                 )
 
+    def _check_needles(self) -> None:
+        design, wording = self.design, self.design.wording
+        if design.needles > MAX_NEEDLES:
+            raise UsageError(f"at most {MAX_NEEDLES} needles in a prompt, not {design.needles}")
+        if design.mode != "single":
+            raise UsageError(
+                f"--mode {design.mode} has a needle at every depth already, and asks for each",
+                hint="--needles is for --mode single",
+            )
+        if not design.has_keys or "{value}" not in wording.needle:
+            raise UsageError(
+                "--needles needs {key} and {value} in --needle, and {key} in --question",
+                hint="without them all the needles of a prompt would be the same",
+            )
+        if "{value}" not in wording.answer:
+            raise UsageError("--needles needs {value} in --answer, or no --answer")
+
     def _check_lengths(self) -> None:
-        smallest = max(self.sizes.smallest_length(), MIN_LENGTH)
+        if self.design.needles > 1:
+            self._needles(0, 1 + self.design.needles + self.design.distractors)  # enough keys?
+        smallest = max(self.smallest_length(), MIN_LENGTH)
         self._check_documents()
         short = [length for length in self.design.lengths if length < smallest]
         if short:
             sizes = self.sizes
+            many = self.design.needles > 1
+            needle = f"{self.design.needles} needles of" if many else "needle"
             raise UsageError(
-                f"{short[0]} tokens do not hold needle ({sizes.needle}), question ({sizes.tail}),"
+                f"{short[0]} tokens do not hold {needle} ({sizes.needle}), question ({sizes.tail}),"
                 f" answer ({sizes.budget}) and some text",
                 hint=f"the smallest length that works is {smallest}",
             )

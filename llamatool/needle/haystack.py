@@ -263,7 +263,8 @@ class Filler:
             raise self._too_short(left)
         size = WINDOW
         while size <= MAX_WINDOW:
-            self._spare.extend(islice(self._spare_source, size - len(self._spare)))
+            missing = max(0, size - len(self._spare))
+            self._spare.extend(islice(self._spare_source, missing))
             pool = [*self._window, *self._spare]
             places = subset_with_sum([len(unit.ids) for unit in self._spare], left)
             if places is not None:

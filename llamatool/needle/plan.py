@@ -55,18 +55,29 @@ def plan(
     flops_per_second: of a matrix product on the device.
     """
     reads = [read for outline in outlines for read in reads_of(experiment, outline, chunk)]
-    cells = [cell for outline in outlines for cell in outline.cells]
     flops = sum(prefill_flops(layers, hidden_size, read.start, read.stop) for read in reads)
     sizes = experiment.sizes
     longest = max(max(outline.lengths) for outline in outlines)
     return Plan(
         mode=experiment.design.mode,
-        num_prompts=len(cells),
+        num_prompts=sum(o.questions_to(cell) for o in outlines for cell in o.cells),
         prefill_tokens=sum(read.stop - read.start for read in reads),
-        naive_prefill_tokens=sum(cell.length - sizes.budget for cell in cells),
+        naive_prefill_tokens=naive_tokens(outlines, sizes.budget),
         flops=flops,
         kv_bytes=kv_bytes(layers, longest, dtype=kv_dtype),
         seconds=None if not flops_per_second else flops / (EFFICIENCY * flops_per_second),
+    )
+
+
+def naive_tokens(outlines: Iterable[Outline], budget: int) -> int:
+    """Tokens if every question were asked of a prompt read from its beginning.
+
+    Args: budget: kept free for the answer.
+    """
+    return sum(
+        outline.questions_to(cell) * (cell.length - budget)
+        for outline in outlines
+        for cell in outline.cells
     )
 
 
@@ -79,7 +90,8 @@ def reads_of(experiment: Experiment, outline: Outline, chunk: int | None) -> Ite
     ends = [experiment.body_end(length) for length in outline.lengths]
     tails = [
         Read(end, end + sizes.tail)
-        for end in (experiment.body_end(cell.length) for cell in outline.cells)
+        for cell in outline.cells
+        for end in [experiment.body_end(cell.length)] * outline.questions_to(cell)
     ]
     if outline.mode != "single":
         yield Read(0, max(ends))

@@ -66,6 +66,11 @@ class Report:
     texts: Mapping[int, int]  # distinct haystacks by length
     compute: Compute
     trials: tuple[Trial, ...]
+    needles: int = 1  # in each prompt
+    recall: tuple[Count, ...] = ()  # by length, all needles of all prompts; none with one needle
+    all_right: tuple[Count, ...] = ()  # by length, prompts whose needles were all found
+    cells_recall: tuple[Count, ...] = ()  # by cell
+    cells_all_right: tuple[Count, ...] = ()
     notes: tuple[str, ...] = ()
     num_missing: int = 0  # trials not run, where a budget or an error stopped the test
     errors: tuple[str, ...] = ()
@@ -109,15 +114,20 @@ def make_report(
     controls = {
         kind: _count([trial for trial in trials if trial.kind == kind]) for kind in CONTROL_KINDS
     }
-    by_length = tuple(
-        _count([t for t in grid if t.length == length], length=length) for length in design.lengths
-    )
+    of_length = [(n, [t for t in grid if t.length == n]) for n in design.lengths]
+    by_length = tuple(_count(found, length=length) for length, found in of_length)
     base = controls["short"]
     if threshold is not None:
         wanted, why = threshold, "as asked for"
     else:
         wanted = BASE_SHARE * (base.share if base.trials else 1.0)
         why = f"{BASE_SHARE} x the score in a short context" if base.trials else "no short control"
+    by_cell = [
+        (length, depth, [t for t in grid if t.length == length and t.depth == depth])
+        for length in design.lengths
+        for depth in design.depths
+    ]
+    several = design.needles > 1
     shares = [Share(c.length or 0, c.hits, c.trials) for c in by_length]
     away = [trial for trial in grid if not trial.border_crossed]
     return Report(
@@ -125,15 +135,7 @@ def make_report(
         mode=design.mode,
         lengths=design.lengths,
         depths=design.depths,
-        cells=tuple(
-            _count(
-                [t for t in grid if t.length == length and t.depth == depth],
-                length=length,
-                depth=depth,
-            )
-            for length in design.lengths
-            for depth in design.depths
-        ),
+        cells=tuple(_count(found, length=n, depth=depth) for n, depth, found in by_cell),
         by_length=by_length,
         by_depth=tuple(
             _count([t for t in grid if t.depth == depth], depth=depth) for depth in design.depths
@@ -153,11 +155,21 @@ def make_report(
         threshold=wanted,
         threshold_why=why,
         misses=tuple(t for t in trials if not t.hit and t.kind in ("needle", "straddle", "short"))
-        + tuple(t for t in trials if t.hit and t.kind in ("no_needle", "wrong_key")),
+        + tuple(t for t in trials if t.hit and t.kind in ("no_needle", "wrong_key"))
+        + tuple(other for t in grid for other in t.others if not other.hit),
         away_from_borders=_count(away) if has_chunks else None,
         texts=texts,
         compute=compute,
         trials=tuple(trials),
+        needles=design.needles,
+        recall=tuple(_recall(found, n) for n, found in of_length) if several else (),
+        all_right=tuple(_all_right(found, n) for n, found in of_length) if several else (),
+        cells_recall=tuple(_recall(found, n, depth) for n, depth, found in by_cell)
+        if several
+        else (),
+        cells_all_right=tuple(_all_right(found, n, depth) for n, depth, found in by_cell)
+        if several
+        else (),
         notes=tuple(notes),
         num_missing=num_missing,
         errors=tuple(errors),
@@ -165,7 +177,10 @@ def make_report(
 
 
 def summary(report: Report) -> dict[str, object]:
-    """The object of --json and summary.json; its keys are frozen."""
+    """The object of --json and summary.json; its keys are frozen.
+
+    `needles` is there where prompts hold several.
+    """
     return {
         "schema": 1,
         "model": report.model,
@@ -184,6 +199,17 @@ def summary(report: Report) -> dict[str, object]:
             "naive_prefill_tokens": report.compute.naive_prefill_tokens,
             "seconds": round(report.compute.seconds, 3),
         },
+        **({"needles": _needles(report)} if report.needles > 1 else {}),
+    }
+
+
+def _needles(report: Report) -> dict[str, object]:
+    return {
+        "per_prompt": report.needles,
+        "by_length": [
+            {"length": recall.length, "recall": _counted(recall), "all_right": _counted(right)}
+            for recall, right in zip(report.recall, report.all_right, strict=True)
+        ],
     }
 
 
@@ -229,6 +255,17 @@ def _count(
     trials: Sequence[Trial], *, length: int | None = None, depth: float | None = None
 ) -> Count:
     return Count(length, depth, len(trials), sum(trial.hit for trial in trials))
+
+
+def _recall(trials: Sequence[Trial], length: int, depth: float | None = None) -> Count:
+    """Needles found out of all that stand in the prompts."""
+    needles = [needle for trial in trials for needle in (trial, *trial.others)]
+    return _count(needles, length=length, depth=depth)
+
+
+def _all_right(trials: Sequence[Trial], length: int, depth: float | None = None) -> Count:
+    """Prompts all of whose needles were found."""
+    return Count(length, depth, len(trials), sum(trial.all_right for trial in trials))
 
 
 def _counted(count: Count) -> dict[str, object]:

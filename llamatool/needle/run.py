@@ -60,6 +60,7 @@ class Outcome:
     prefill_seconds: float  # of what was read for this question
     decode_seconds: float
     spent_thinking: bool = False
+    also: tuple["Outcome", ...] = ()  # of the prompt's other needles
 
 
 @record
@@ -119,7 +120,7 @@ class Runner:
             ask = self._forks(reader, plain)
         for question, used in ask:
             if wanted(question):
-                yield self._outcome(question, cache, used, reader.seconds)
+                yield self._outcome(question, cache, used, reader.seconds, tick)
                 tick()
             reader.seconds = 0.0
 
@@ -181,8 +182,21 @@ class Runner:
             top.k_BKSE[:, :, kept], top.v_BKSE[:, :, kept] = keys, values
 
     def _outcome(
-        self, question: Question, cache: "KVCache", used: int, read_seconds: float
+        self,
+        question: Question,
+        cache: "KVCache",
+        used: int,
+        read_seconds: float,
+        tick: Callable[[], None],
     ) -> Outcome:
+        """Of a prompt's needle, and of its other needles, each on a fork of its own."""
+        outcome, also = self._ask(question, cache, used, read_seconds), []
+        for other in question.also:
+            tick()
+            also.append(self._ask(other, cache, 0, 0.0))
+        return replace(outcome, also=tuple(also)) if also else outcome
+
+    def _ask(self, question: Question, cache: "KVCache", used: int, read_seconds: float) -> Outcome:
         started = time.perf_counter()
         mark = cache.mark()
         prediction = self._predict(question, cache)

@@ -26,7 +26,7 @@ from llamatool.needle.experiment import (
 )
 from llamatool.needle.grammar import WORDINGS, Language, Wording
 from llamatool.needle.haystack import Encoder, open_haystack, seams_are_natural
-from llamatool.needle.plan import Plan, plan
+from llamatool.needle.plan import Plan, naive_tokens, plan
 from llamatool.needle.report import Compute, Report, make_report, summary
 from llamatool.needle.run import (
     PREFILL_CHUNK,
@@ -76,6 +76,7 @@ class Options:
     values: str = "digits:6"
     keys: str = "words"
     distractors: int = 0
+    needles: int = 1
     haystack: str = "grammar"
     repeat: bool = False
     language: Language = "en"
@@ -157,6 +158,11 @@ class Test:
             )
         if self.options.scoring != "generate" and not self.design.use_prefix:
             notes.append("without an answer prefix answers are written, not forced")
+        if self.design.needles > 1 and len(self.design.depths) > 1:
+            notes.append(
+                "needles beside that of the cell are the same at all depths of a trial, so their"
+                " answers are not independent"
+            )
         if self.options.rope_factor is not None:
             notes.append(f"RoPE is scaled by {self.options.rope_factor:g} instead of as trained")
         return tuple(notes)
@@ -270,10 +276,7 @@ class Test:
     ) -> Report:
         trials = store.trials()
         wanted = sum(len(outline.cells) for outline in self.outlines)
-        sizes = self.experiment.sizes
-        naive = sum(
-            cell.length - sizes.budget for outline in self.outlines for cell in outline.cells
-        )
+        naive = naive_tokens(self.outlines, self.experiment.sizes.budget)
         return make_report(
             self.subject.name,
             self.design,
@@ -292,16 +295,56 @@ class Test:
         question, needle = outcome.question, outcome.question.needle
         cell, experiment = question.cell, self.experiment
         prompt = experiment.prompt(job, question)
-        forced, start = outcome.forced, question.start
-        stop = None if start is None else start + experiment.sizes.needle
         chunk = self.subject.chunk
+        parts = (outcome, *outcome.also)
+        others = [self._other_needle(other) for other in outcome.also]
         return {
             **self._row_head(cell),
             "length_actual": len(prompt) + experiment.sizes.budget,
+            **self._found(outcome),
+            **({"other_needles": others} if others else {}),
+            "n_prefill_tokens": sum(part.new_tokens for part in parts),
+            "n_reused_tokens": sum(part.reused_tokens for part in parts),
+            "prefill_s": round(sum(part.prefill_seconds for part in parts), 4),
+            "decode_s": round(sum(part.decode_seconds for part in parts), 4),
+            "peak_kv_bytes": runner.peak_kv_bytes,
+            "prompt_sha256": sha256_of(list(prompt)),
+            "status": "ok",
+            "error": "the answer budget was spent inside the thinking block"
+            if any(part.spent_thinking for part in parts)
+            else None,
+            "recipe": {
+                **self.recipe,
+                "kind": cell.kind,
+                "key": needle.key,
+                "foreign_sentences": job.num_foreign,
+                "beyond_window": _is_beyond(cell.length, self.subject),
+                "needle_border_distance": _border_distance(question.start, chunk),
+                "question_border_distance": _border_distance(question.end, chunk),
+            },
+        }
+
+    def _other_needle(self, outcome: Outcome) -> Row:
+        """A needle that the prompt holds besides the one at the depth of its cell."""
+        question = outcome.question
+        return {
+            "key": question.needle.key,
+            "depth_target": question.cell.depth,
+            **self._found(outcome),
+            "needle_border_distance": _border_distance(question.start, self.subject.chunk),
+        }
+
+    def _found(self, outcome: Outcome) -> Row:
+        """Where a needle stands, and what was said about it."""
+        question, needle = outcome.question, outcome.question.needle
+        cell, experiment = question.cell, self.experiment
+        forced, start = outcome.forced, question.start
+        stop = None if start is None else start + experiment.sizes.needle
+        return {
             "depth_actual": None if start is None else experiment.depth_of(start, cell.length),
             "needle_token_start": start,
             "needle_token_end": stop,
-            "chunk_border_crossed": _crosses(start, stop, chunk),
+            "chunk_border_crossed": _crosses(start, stop, self.subject.chunk),
             "needle": needle.text if cell.kind != "no_needle" else None,
             "question": needle.question,
             "gold": needle.value,
@@ -321,25 +364,6 @@ class Test:
                 "distractor": outcome.score.distractor,
             },
             "hit": outcome.hit,
-            "n_prefill_tokens": outcome.new_tokens,
-            "n_reused_tokens": outcome.reused_tokens,
-            "prefill_s": round(outcome.prefill_seconds, 4),
-            "decode_s": round(outcome.decode_seconds, 4),
-            "peak_kv_bytes": runner.peak_kv_bytes,
-            "prompt_sha256": sha256_of(list(prompt)),
-            "status": "ok",
-            "error": "the answer budget was spent inside the thinking block"
-            if outcome.spent_thinking
-            else None,
-            "recipe": {
-                **self.recipe,
-                "kind": cell.kind,
-                "key": needle.key,
-                "foreign_sentences": job.num_foreign,
-                "beyond_window": _is_beyond(cell.length, self.subject),
-                "needle_border_distance": _border_distance(start, chunk),
-                "question_border_distance": _border_distance(question.end, chunk),
-            },
         }
 
     def _error_row(self, cell: Cell, error: str) -> Row:
@@ -409,6 +433,8 @@ class Test:
             "scoring": options.scoring,
             "dtype": options.dtype,
             "rope_factor": options.rope_factor,
+            # Absent where it changes nothing: results of before there was a choice stay valid.
+            **({"needles": design.needles} if design.needles > 1 else {}),
         }
 
 
@@ -503,7 +529,8 @@ def _design(options: Options, subject: Subject) -> Design:
     wording, use_prefix = _wording(options)
     short_or_pocket = subject.is_pocket or max(lengths) < PACKED_FROM
     has_keys = "{key}" in wording.needle and "{key}" in wording.question
-    mode = options.mode or ("single" if short_or_pocket or not has_keys else "packed")
+    is_single = short_or_pocket or not has_keys or options.needles > 1
+    mode = options.mode or ("single" if is_single else "packed")
     if mode == "sweep" and subject.config.rope.type in ("dynamic", "longrope"):
         raise UsageError(
             f"RoPE of the type `{subject.config.rope.type}` depends on the length of the prompt, so"
@@ -520,6 +547,7 @@ def _design(options: Options, subject: Subject) -> Design:
         keys=options.keys,
         values=options.values,
         distractors=options.distractors,
+        needles=options.needles,
         max_new_tokens=options.max_new_tokens,
         use_prefix=use_prefix,
         controls=options.controls,
@@ -580,6 +608,7 @@ def _rebuilt(recipe: Mapping[str, Any]) -> Test:
             values=recipe["values"],
             keys=recipe["keys"],
             distractors=recipe["distractors"],
+            needles=recipe.get("needles", 1),
             haystack=recipe["haystack"],
             repeat=recipe["repeat"],
             language=recipe["language"],

@@ -19,6 +19,7 @@ from llamatool.records import record
 SCHEMA = 1
 RESULTS = "results.jsonl"
 MAX_LINE_BYTES = 2**20
+OTHER_NEEDLE = "other_needle"  # in place of a kind of trial
 
 Row = dict[str, object]
 
@@ -46,6 +47,12 @@ class Trial:
     rank: int | None
     seconds: float
     line: int = 0  # in results.jsonl, from 1
+    others: tuple["Trial", ...] = ()  # the other needles of its prompt
+
+    @property
+    def all_right(self) -> bool:
+        """Whether every needle of its prompt was found."""
+        return self.hit and all(other.hit for other in self.others)
 
     @property
     def cell(self) -> Cell:
@@ -180,6 +187,9 @@ def _trial(row: Mapping[str, object], line: int) -> Trial:
     recipe = _part(row, "recipe")
     assert forced is None or isinstance(forced, dict)
     generated = row["generated"]
+    others = row.get("other_needles", [])
+    if not isinstance(others, list):
+        raise TypeError("other_needles")
     return Trial(
         kind=str(recipe["kind"]),
         length=int(str(row["length_target"])),
@@ -200,7 +210,20 @@ def _trial(row: Mapping[str, object], line: int) -> Trial:
         rank=None if forced is None else _integer(forced["rank"]),
         seconds=float(str(row["prefill_s"])) + float(str(row["decode_s"])),
         line=line,
+        others=tuple(_trial({**row, **_other_needle(row, other)}, line) for other in others),
     )
+
+
+def _other_needle(row: Mapping[str, object], other: Mapping[str, object]) -> dict[str, object]:
+    """What differs in a row for another needle of its prompt."""
+    recipe = {
+        **_part(row, "recipe"),
+        "kind": OTHER_NEEDLE,
+        "key": other["key"],
+        "needle_border_distance": other["needle_border_distance"],
+    }
+    seconds = {"prefill_s": 0.0, "decode_s": 0.0}  # told with the prompt
+    return {**other, **seconds, "recipe": recipe, "other_needles": []}
 
 
 def _part(row: Mapping[str, object], name: str) -> Mapping[str, object]:

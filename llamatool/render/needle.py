@@ -17,7 +17,7 @@ from llamatool.needle.session import Shown, Test, replace_file
 from llamatool.needle.statistics import Paired
 from llamatool.needle.store import RESULTS, Trial
 from llamatool.render.blocks import Block, Grid, Lines, is_rich, plain, show
-from llamatool.render.needle_html import Palette, colour, ink, short_name, to_html, to_svg
+from llamatool.render.needle_html import Palette, colour, ink, subject_of, to_html, to_svg
 from llamatool.units import format_bytes, format_tokens
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def plan_json(test: Test, plan: Plan) -> dict[str, Any]:
         "flops": plan.flops,
         "kv_bytes": plan.kv_bytes,
         "seconds": None if plan.seconds is None else round(plan.seconds, 1),
+        **({"needles": test.design.needles} if test.design.needles > 1 else {}),
     }
 
 
@@ -62,14 +63,15 @@ def _plan_lines(test: Test, plan: Plan) -> tuple[str, ...]:
     design, sizes = test.design, test.experiment.sizes
     estimate = "" if plan.seconds is None else f", about {_duration(plan.seconds)}"
     ratio = plan.naive_prefill_tokens / plan.prefill_tokens
+    many = design.needles > 1
+    needle = f"{design.needles} needles of {sizes.needle}" if many else f"needle {sizes.needle}"
     return (
         f"plan: {plan.mode}, {len(design.lengths)} x {len(design.depths)} cells,"
         f" {design.trials} trials each, {plan.num_prompts} prompts with controls;"
         f" template: {test.subject.frame.why}",
         f"      {plan.prefill_tokens:,} tokens to read ({ratio:.1f} x fewer than prompt by prompt),"
         f" {_flops(plan.flops)}, KV cache {format_bytes(plan.kv_bytes)}{estimate}",
-        f"      of each prompt: needle {sizes.needle} tokens, question {sizes.tail}, answer"
-        f" {sizes.budget}",
+        f"      of each prompt: {needle} tokens, question {sizes.tail}, answer {sizes.budget}",
     )
 
 
@@ -144,6 +146,8 @@ def show_report(
 def report_blocks(report: Report, out: Path | None, notes: Sequence[str] = ()) -> list[Block]:
     """Everything but the grid."""
     blocks: list[Block] = [_by_length(report)]
+    if report.needles > 1:
+        blocks.append(_all_needles(report))
     if report.straddle:
         blocks.append(_straddle(report))
     blocks.append(Lines(tuple(_findings(report))))
@@ -262,7 +266,7 @@ def _spread(lengths: Sequence[int], room: int) -> list[int]:
 
 def _title(report: Report) -> str:
     trials = max((count.trials for count in report.cells), default=0)
-    return f"{short_name(report)}, {report.mode}: hits of {trials} trials by depth and length"
+    return f"{subject_of(report)}: hits of {trials} trials by depth and length"
 
 
 def _by_length(report: Report) -> Grid:
@@ -282,6 +286,26 @@ def _by_length(report: Report) -> Grid:
         align="rrrrrr",
         title="All depths together",
     )
+
+
+def _all_needles(report: Report) -> Grid:
+    """Recall per needle and prompts without a miss; the grid shows one needle per prompt."""
+    return Grid(
+        columns=("length", "found", "recall", "95 % interval", "all", "share", "95 % interval"),
+        rows=tuple(
+            (
+                format_tokens(recall.length or 0),
+                *(cell for count in (recall, right) for cell in _shown_count(count)),
+            )
+            for recall, right in zip(report.recall, report.all_right, strict=True)
+        ),
+        align="rrrrrrr",
+        title=f"All {report.needles} needles of each prompt: found, and prompts with all found",
+    )
+
+
+def _shown_count(count: Count) -> tuple[str, str, str]:
+    return _hits(count), _share(count), _interval(count)
 
 
 def _straddle(report: Report) -> Grid:
@@ -440,11 +464,17 @@ def write_files(folder: Path, report: Report, palette: Palette) -> None:
 
 
 def to_csv(report: Report) -> str:
-    """One row per cell."""
+    """One row per cell; with several needles in a prompt, what was found of all of them."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("length", "depth", "trials", "hits", "share", "low", "high", "mean_logprob"))
-    for count in report.cells:
+    several = report.needles > 1
+    head = ("length", "depth", "trials", "hits", "share", "low", "high", "mean_logprob")
+    writer.writerow((*head, *(("needles", "found", "all_right") if several else ())))
+    for number, count in enumerate(report.cells):
+        more: tuple[int, ...] = ()
+        if several:
+            recall, right = report.cells_recall[number], report.cells_all_right[number]
+            more = (recall.trials, recall.hits, right.hits)
         low, high = count.interval
         scores = [
             trial.logprob
@@ -464,6 +494,7 @@ def to_csv(report: Report) -> str:
                 f"{low:.4f}",
                 f"{high:.4f}",
                 mean,
+                *more,
             )
         )
     return stream.getvalue()

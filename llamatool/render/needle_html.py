@@ -23,6 +23,7 @@ _COLOURS: dict[Palette, tuple[str, ...]] = {
 _EMPTY = "#e6e6e6"  # a cell without trials
 _CELL, _ROW, _LEFT, _TOP = 58, 26, 62, 66  # pixels
 MAX_TRIALS_IN_TITLE = 12
+MAX_MISSES = 700  # in the report; with several needles in a prompt there may be many thousand
 
 
 def colour(share: float, palette: Palette) -> str:
@@ -118,8 +119,13 @@ def _cell_title(cell: Count, trials: Sequence[Trial]) -> str:
                 if trial.border_crossed
                 else (f", border {trial.needle_border:+d}")
             )
+        others = ""
+        if trial.others:
+            found = sum(needle.hit for needle in (trial, *trial.others))
+            others = f", {found} of {1 + len(trial.others)} needles"
         lines.append(
-            f"{trial.verdict}: {answer or trial.gold}{logprob}{border}, {trial.seconds:.2f} s"
+            f"{trial.verdict}: {answer or trial.gold}{logprob}{border}{others},"
+            f" {trial.seconds:.2f} s"
         )
     return "\n".join(lines)
 
@@ -148,6 +154,17 @@ def to_html(report: Report, palette: Palette) -> str:
         "<p>Rest the pointer on a cell to see its answers.</p>",
         "<h2>By length</h2>",
         _count_table(report.by_length, "length"),
+        *(
+            (
+                f"<h2>All {report.needles} needles of each prompt</h2>",
+                "<p>Needles found, of all that stand in the prompts:</p>",
+                _count_table(report.recall, "length"),
+                "<p>Prompts whose needles were all found:</p>",
+                _count_table(report.all_right, "length"),
+            )
+            if report.needles > 1
+            else ()
+        ),
         "<h2>By depth</h2>",
         _count_table(report.by_depth, "depth"),
         *(
@@ -220,7 +237,7 @@ def _miss_table(misses: Sequence[Trial]) -> str:
     if not misses:
         return "<p>None.</p>"
     rows = []
-    for trial in misses:
+    for trial in misses[:MAX_MISSES]:
         answer = "" if trial.generated is None else " ".join(trial.generated.split())[:120]
         border = "" if trial.needle_border is None else f"{trial.needle_border:+d}"
         cells = (
@@ -237,12 +254,23 @@ def _miss_table(misses: Sequence[Trial]) -> str:
         rows.append("<tr>" + "".join(f'<td class="t">{escape(c)}</td>' for c in cells) + "</tr>")
     names = ("kind", "length", "depth", "trial", "verdict", "value", "answer", "log p", "border")
     head = "<tr>" + "".join(f'<th class="t">{name}</th>' for name in names) + "</tr>"
-    return f"<table>{head}{''.join(rows)}</table>"
+    more = len(misses) - len(rows)
+    note = f"<p>{more:,} more in results.jsonl.</p>" if more else ""
+    return f"<table>{head}{''.join(rows)}</table>{note}"
 
 
 def _title(report: Report) -> str:
     trials = max((count.trials for count in report.cells), default=0)
-    return f"Needle test: {short_name(report)}, {report.mode}, {trials} trials per cell"
+    return f"Needle test: {subject_of(report)}, {trials} trials per cell"
+
+
+def subject_of(report: Report) -> str:
+    """Model and kind of prompts.
+
+    Example: `pocket, single`; with several needles in a prompt `pocket, single, 4 needles`.
+    """
+    needles = f", {report.needles} needles" if report.needles > 1 else ""
+    return f"{short_name(report)}, {report.mode}{needles}"
 
 
 def short_name(report: Report) -> str:
