@@ -230,7 +230,10 @@ class Runner:
             mark, forced, generated = cache.mark(), None, None
             if self.scoring != "generate" and self.experiment.design.use_prefix:
                 forced = self._force(question, first_V, cache, mark)
-            if self.scoring != "forced" or forced is None:
+            # With a wrong key there is no right answer to force. Some value always ranks first;
+            # whether one would be given is seen by what is written.
+            is_open = question.cell.kind == "wrong_key"
+            if self.scoring != "forced" or forced is None or is_open:
                 generated = self._write(first_V, cache)
         return Prediction(forced, generated, seconds)
 

@@ -405,6 +405,30 @@ def test_pocket_finds_all_of_them(tmp_path):
             assert pieces.decode(ids).strip() == other["needle"]
 
 
+@pytest.mark.parametrize(
+    "change", [{}, {"needles": 1, "mode": "packed"}, {"needles": 1, "distractors": 4}]
+)
+def test_forcing_claims_no_copies(monkeypatch, change):
+    """Among values some always rank first; a wrong key counts only what would be written."""
+    from llamatool.needle.run import Runner
+
+    options = replace(SMALL, lengths=(1024,), **change)
+    for scoring in ("forced", "both"):
+        report = prepare(replace(options, scoring=scoring)).run()
+        assert (report.controls["wrong_key"].hits, report.controls["wrong_key"].trials) == (0, 2)
+    asked, copied = Runner._predict, []
+
+    def predict(self, question, cache):
+        copied[:] = [value for value, _ in question.others[-1:]]
+        return asked(self, question, cache)
+
+    monkeypatch.setattr(Runner, "_predict", predict)
+    monkeypatch.setattr(Runner, "_write", lambda self, row, cache: f" {copied[0]}.")
+    report = prepare(options).run()
+    assert report.controls["wrong_key"].hits == 2
+    assert report.overall.hits == report.overall.trials  # which are forced
+
+
 def test_summary_gains_one_key_and_loses_none(tmp_path):
     report = prepare(replace(SMALL, out=tmp_path)).run()
     one = summary(prepare(replace(SMALL, needles=1)).run())
