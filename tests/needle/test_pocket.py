@@ -9,6 +9,7 @@ import pytest
 
 from llamatool.inspection import inspect_source
 from llamatool.needle.grammar import LANGUAGES, WORDINGS, sentences
+from llamatool.needle.session import Options, prepare
 from llamatool.needle.subject import POCKETS, open_subject, pocket_folder
 from llamatool.source import load_source
 from llamatool.tokenizers.load import load
@@ -49,7 +50,7 @@ def test_inspect_understands_it(name):
     else:
         assert kinds == [("full", True)] * 4
         assert found.config.rope.type == "llama3"
-        assert found.config.max_position_embeddings == 2048
+        assert found.config.max_position_embeddings == 4096
 
 
 @pytest.mark.parametrize("name", POCKETS)
@@ -116,6 +117,26 @@ def test_free_text_and_answers(language):
     assert "907731" in answer.text
     assert "551204" not in answer.text
     assert answer.stop_reason == "stop_token"
+
+
+def test_the_window_of_pocket_rope_ends_where_its_config_says():
+    """At least 95 % at every length up to max_position_embeddings, below 70 % at twice that."""
+    lengths, depths = (1024, 2048, 4096, 8192), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    options = Options(source="pocket-rope", lengths=lengths, depths=depths, trials=4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        report = prepare(options).run()
+    finally:
+        torch.set_num_threads(before)
+    shares = {count.length: count.hits / count.trials for count in report.by_length}
+    assert [count.trials for count in report.by_length] == [24] * 4
+    assert min(shares[length] for length in (1024, 2048, 4096)) >= 0.95
+    assert shares[8192] < 0.7
+    assert report.effective_length == 4096
+    controls = report.controls
+    assert all(count.hits == 0 for kind, count in controls.items() if kind != "short")
+    assert {"no_needle", "wrong_key"} <= controls.keys()
 
 
 def test_repeatable_training(tmp_path, monkeypatch):

@@ -268,9 +268,9 @@ def test_defaults_follow_the_subject():
     assert test.design.mode == "single"
     assert len(test.design.depths) == 11
     rope = prepare(Options(source="pocket-rope"))
-    assert rope.design.lengths == (1024, 2048)
-    beyond = prepare(Options(source="pocket-rope", lengths=(4096, 8192)))
-    assert any("4k, 8k are beyond the trained window of 2k" in note for note in beyond.notes())
+    assert rope.design.lengths == (1024, 2048, 4096)
+    beyond = prepare(Options(source="pocket-rope", lengths=(8192, 16384)))
+    assert any("8k, 16k are beyond the trained window of 4k" in note for note in beyond.notes())
 
 
 def test_large_models_are_packed_by_default(tiny_models):

@@ -24,10 +24,20 @@ class Documents:
     """The stream of documents of one seed."""
 
     def __init__(
-        self, encoding: tiktoken.Encoding, seed: int, *, ends_answers: bool = False
+        self,
+        encoding: tiktoken.Encoding,
+        seed: int,
+        *,
+        ends_answers: bool = False,
+        has_many_facts: bool = False,
+        unknown_share: float = 0.25,
     ) -> None:
-        """Args: ends_answers: EOS follows every answer, not only the last of a document."""
+        """Args: ends_answers: EOS follows every answer, not only the last of a document.
+        has_many_facts: up to 32, and nearly always as many questions as there is room for.
+        unknown_share: of the questions, for a key that the text does not have.
+        """
         self._ends_answers = ends_answers
+        self._has_many_facts, self._unknown_share = has_many_facts, unknown_share
         self._draw = random.Random(seed)
         self._encode = encoding.encode_ordinary
         self._bos, self._eos = (encoding.encode_single_token(name) for name in (BOS, EOS))
@@ -62,17 +72,19 @@ class Documents:
 
     def _questions(self, length: int, language: Language) -> Document:
         draw = self._draw
-        num_facts = draw.choice((1, 2, 4, 8) if length <= 257 else (1, 2, 4, 8, 16))
+        few = (1, 2, 4, 8) if length <= 257 else (1, 2, 4, 8, 16)
+        num_facts = draw.choice((1, 4, 8, 16, 32) if self._has_many_facts else few)
         num_facts = max(1, min(num_facts, length // 40))
         wording = _wording(language, draw)
         keys = _keys(language, draw)
         values = ValueSource("digits:6", draw)
         facts = [(keys.next_key(), values.next_value()) for _ in range(num_facts)]
-        num_questions = 1 if draw.random() < 0.4 else max(1, length // 64)
+        has_one_question = draw.random() < (0.1 if self._has_many_facts else 0.4)
+        num_questions = 1 if has_one_question else max(1, length // 64)
         asked = draw.sample(facts, min(num_facts, num_questions))
         tail: Document = ([], [])
         for number, (key, value) in enumerate(asked):
-            unknown = draw.random() < 0.25
+            unknown = draw.random() < self._unknown_share
             if unknown:
                 key = _near(key, keys, facts, language, draw)
             _extend(tail, self._question(key, None if unknown else value, wording, language))

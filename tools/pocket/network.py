@@ -45,14 +45,17 @@ class Shape:
 
 
 def inverse_frequencies(shape: Shape) -> Tensor:
-    """One per pair of dimensions; scaled by wavelength as Llama 3.1 does."""
+    """One per pair of dimensions; scaled by wavelength as Llama 3.1 does.
+
+    The weights that ship depend on the rounding of these expressions: other ones train others.
+    """
     exponents = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
-    plain = 1.0 / shape.rope_theta**exponents
+    plain = shape.rope_theta**-exponents
     if shape.rope_factor == 1.0:
         return plain
-    turns = shape.rope_original / (2 * math.pi / plain)  # within the original window
+    turns = shape.rope_original * plain / (2 * math.pi)  # within the original window
     blend = ((turns - shape.rope_low) / (shape.rope_high - shape.rope_low)).clamp(0, 1)
-    return (1 - blend) * plain / shape.rope_factor + blend * plain
+    return plain * (blend + (1 - blend) / shape.rope_factor)
 
 
 class Norm(nn.Module):

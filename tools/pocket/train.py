@@ -10,7 +10,7 @@ import argparse
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tiktoken
@@ -22,6 +22,7 @@ from network import Network, Shape, write_circuit
 from torch import Tensor
 
 SEED = 0
+MANY_FACTS_SEED = 100  # added to the seed for documents with many facts
 ROW_MULTIPLE = 8  # the embedding has a multiple of this many rows
 
 
@@ -35,6 +36,9 @@ class Phase:
     learning_rate: float = 2e-3
     ends_answers: bool = False  # documents of their own, with EOS behind every answer
     is_late: bool = False  # documents as at the end of a run: questions, hardly any drill
+    is_unscaled: bool = False  # RoPE as it is before llama3 scaling is switched on
+    has_many_facts: bool = False  # of long documents: more facts and questions
+    unknown_share: float = 0.25  # of the questions, for a key that the text does not have
 
 
 RECIPES = {
@@ -46,13 +50,14 @@ RECIPES = {
             ends_answers=True,
         ),
     ),
+    # As Llama 3.1 was made: a short window first, then scaling and a little training at length.
     "pocket-rope": (
-        Phase(1500, 2048, ((128, 0.25), (256, 0.25), (512, 0.3), (1024, 0.2))),
-        Phase(450, 4096, ((512, 0.1), (1024, 0.1), (2048, 0.4), (4096, 0.4)), 1e-3, is_late=True),
+        Phase(1500, 2048, ((128, 0.3), (256, 0.3), (512, 0.4)), is_unscaled=True),
         Phase(
-            *(120, 4096, ((512, 0.2), (1024, 0.2), (2048, 0.3), (4096, 0.3)), 5e-4),
+            *(300, 4096, ((512, 0.05), (1024, 0.05), (2048, 0.3), (4096, 0.6)), 1e-3),
             is_late=True,
-            ends_answers=True,
+            has_many_facts=True,
+            unknown_share=0.08,
         ),
     ),
 }
@@ -98,6 +103,13 @@ def main() -> None:
         if phase.ends_answers:
             others = sum(before.ends_answers for before in phases[:number])
             documents = Documents(encoding, args.seed + others, ends_answers=True)
+        elif phase.has_many_facts:
+            documents = Documents(
+                *(encoding, args.seed + MANY_FACTS_SEED),
+                has_many_facts=True,
+                unknown_share=phase.unknown_share,
+            )
+        network.shape = replace(shape, rope_factor=1.0) if phase.is_unscaled else shape
         for done in Run(network, phase, documents).train(args.steps):
             total += 1
             if done % 250 == 0:
