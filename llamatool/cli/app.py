@@ -76,6 +76,15 @@ def main() -> None:
     _tolerant_output()
     ranks.mute_followers()
     try:
+        _explained()
+    except SystemExit as ending:
+        ranks.end_broken(ending.code)
+        raise
+
+
+def _explained() -> None:
+    """Runs the command line; an error becomes one line and its exit code."""
+    try:
         _run()
     except LlamatoolError as error:
         if os.environ.get("LLAMATOOL_DEBUG"):

@@ -85,6 +85,7 @@ def answer_file(
     if crew is None:
         done = _finished(out, keys)
     else:
+        crew.agree(sorted(keys.items()), "the prompts")
         done = set(json.loads(crew.tell(lambda: json.dumps(sorted(_finished(out, keys))))))
     writes = crew is None or crew.is_first
     pending = [task for task in tasks if task.row.index not in done]

@@ -55,9 +55,15 @@ class Ranks:
         return share(total, self.rank, self.size)
 
     def count_on_host(self) -> int:
-        """How many of the ranks, this one included, run on this machine. All ranks must ask."""
+        """How many of the ranks, this one included, run on this machine. All ranks must ask.
+
+        Raises: LostRankError if another rank has ended.
+        """
         names: list[str | None] = [None] * self.size
-        dist.all_gather_object(names, platform.node(), group=self.group)
+        try:
+            dist.all_gather_object(names, platform.node(), group=self.group)
+        except RuntimeError as error:
+            raise _lost(error) from None
         return names.count(platform.node())
 
     def sum(self, x: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ class Group:
     def __init__(self, size: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         self.size = size
         self.arguments = arguments
+        self.folder = ROOT
+        self.stdin = subprocess.DEVNULL
         self.variables = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
@@ -46,9 +48,9 @@ class Group:
         for rank in ranks or range(self.size):
             self.processes[rank] = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", *self.arguments],
-                cwd=ROOT,
+                cwd=self.folder,
                 env={**os.environ, **self.variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL,
+                stdin=self.stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

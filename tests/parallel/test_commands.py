@@ -261,10 +261,11 @@ def test_a_missing_rank_is_named(ranks: Make, present: tuple[int, ...]) -> None:
 
 def test_an_error_of_one_rank_ends_all(ranks: Make, tmp_path: Path) -> None:
     """A file that only one machine lacks."""
-    arguments = ("-m", "llamatool", "generate", "pocket", "Hi", "--device", "auto")
-    group = ranks(2, *arguments)
+    (tmp_path / "model").symlink_to(ROOT / "llamatool" / "pocket" / "pocket")
+    group = ranks(2, "-m", "llamatool", "generate", "./model", "Hi", PYTHONPATH=str(ROOT))
+    group.folder = tmp_path
     group.start(0)
-    group.arguments = (*arguments[:3], str(tmp_path / "nothing"), *arguments[4:])
+    group.folder = ROOT
     codes, said = messages(group.start(1))
     assert codes == [3, 3]
     assert said.count("error:") == 1
