@@ -90,7 +90,7 @@ def _text(help_text: str) -> Iterator[str]:
     for paragraph in help_text.split("\n\n"):
         if paragraph.startswith("  "):
             # A long command goes on in the next line.
-            commands += re.split(r"(?<=[^|]) (?=llamatool )", " ".join(paragraph.split()))
+            commands += re.split(r"(?<=[^|])(?<!-m) (?=llamatool )", " ".join(paragraph.split()))
             continue
         yield from _block(commands)
         commands = []

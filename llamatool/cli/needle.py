@@ -273,6 +273,8 @@ def needle(
 
       llamatool needle --length 4k,16k --needles 4
 
+      torchrun --nproc-per-node 4 -m llamatool needle ./Llama-3.1-70B-Instruct --length 64k
+
       llamatool needle compare results-a results-b
     """
     from llamatool.needle.arguments import parse_budget, parse_depths, parse_lengths
