@@ -319,6 +319,8 @@ def generate(
         assert text is not None
         asked = loaded.prompt(text, system=system, suffix=suffix, images=tiles)
         _announce(loaded, asked, suffix)
+        if group is not None:
+            group.agree(asked.ids, "tokenizer, chat format or images")
         answer = loaded.answer(loaded.request(asked, **options))
         generation, interrupted = _write(answer, quiet=as_json)
         _report(loaded, generation, show_stats=show_stats, show_ids=show_ids, as_json=as_json)

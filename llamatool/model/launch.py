@@ -474,12 +474,10 @@ class Watch:
 
     def _stopped(self) -> None:
         """By torchrun, as a rule because another rank has ended; that rank may still speak."""
-        if self._is_interrupted:
-            self._end(130)
-        lost = self.missing()
-        if self._ended.is_set():
+        if self._is_interrupted or self._claimed:  # the main thread has noticed, and says so
             return
-        if self._claimed:  # the main thread has noticed, and says so
+        lost = self.missing()
+        if self._ended.is_set() or self._claimed:
             return
         if self.claim(ABORT_EXIT):
             self.say(_gone(lost) if lost else _STOPPED)

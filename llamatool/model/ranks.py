@@ -67,10 +67,13 @@ class Ranks:
         return names.count(platform.node())
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of `x` over all ranks, in the memory of `x`; the same bits on every rank.
+        """The sum of `x` over all ranks, with the same bits on every rank.
+
+        In the memory of `x`, unless its elements lie apart.
 
         Raises: LostRankError if another rank has ended.
         """
+        x = x.contiguous()  # of a slice, gloo would sum other elements; NCCL refuses it
         try:
             dist.all_reduce(x, group=self.group)
         except RuntimeError as error:
@@ -95,10 +98,11 @@ class Ranks:
         return torch.cat(parts, dim=-1)[..., :total]
 
     def first(self, x: Tensor) -> Tensor:
-        """`x` of rank 0, in the memory of `x`.
+        """`x` of rank 0, in the memory of `x`, unless its elements lie apart.
 
         Raises: LostRankError if another rank has ended.
         """
+        x = x.contiguous()
         try:
             dist.broadcast(x, 0, group=self.group)
         except RuntimeError as error:

@@ -183,7 +183,8 @@ class Test:
         started = time.perf_counter()
         options = self.options
         store = Store(options.out, self.config_sha256, fresh=options.fresh)
-        if self.crew is not None:  # what to skip must be the same on every rank
+        if self.crew is not None:  # what to do, and to skip, must be the same on every rank
+            self.crew.agree(self.config_sha256, "model, tokenizer or documents")
             store.take(json.loads(self.crew.tell(lambda: json.dumps(store.rows))))
         for trial in store.trials():
             on_trial(trial)

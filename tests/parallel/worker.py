@@ -19,6 +19,7 @@ from llamatool.model.decoder import Decoder
 from llamatool.model.fast import DecodeStep, speed_up
 from llamatool.model.load import load_model
 from llamatool.model.quantize import quantize_int8
+from llamatool.model.ranks import Ranks
 
 NEW_TOKENS = 6
 
@@ -28,9 +29,18 @@ def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    check_slices(Ranks.of(mesh))
     results = {job["name"]: work(job, mesh) for job in jobs}
     torch.save(results, f"{sys.argv[2]}.{os.environ['RANK']}")
     dist.destroy_process_group()
+
+
+def check_slices(ranks: Ranks) -> None:
+    """Tensors whose elements lie apart are exchanged right, too."""
+    x = torch.arange(12.0).reshape(3, 4)[:, :2]
+    assert torch.equal(ranks.sum(x), x * ranks.size)
+    mine = (torch.arange(12.0) + ranks.rank).reshape(3, 4)[:, :2]
+    assert torch.equal(ranks.first(mine), x)
 
 
 def work(job: dict[str, Any], mesh: DeviceMesh | None) -> dict[str, Any]:
