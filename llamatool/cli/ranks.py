@@ -141,6 +141,9 @@ def _launch() -> "Launch":
     rank, size = _number("RANK"), _number("WORLD_SIZE")
     if not 0 <= rank < size:
         raise UsageError(f"RANK={rank} and WORLD_SIZE={size} contradict each other")
+    port = _number("MASTER_PORT")
+    if not 0 < port < 65536:
+        raise UsageError(f"MASTER_PORT is {port}: a port is from 1 to 65535")
     join_seconds = _number("LLAMATOOL_JOIN_SECONDS", default=int(JOIN_SECONDS))
     if not join_seconds:
         raise UsageError("LLAMATOOL_JOIN_SECONDS is 0: at least 1")
@@ -150,7 +153,7 @@ def _launch() -> "Launch":
         size=size,
         local_rank=_number("LOCAL_RANK", default=rank),
         address=environment["MASTER_ADDR"],
-        port=_number("MASTER_PORT"),
+        port=port,
         hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         name=f"llamatool/{environment.get('TORCHELASTIC_RUN_ID', 'run')}/{attempt}",
         join_seconds=join_seconds,

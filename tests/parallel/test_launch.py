@@ -118,11 +118,21 @@ def test_wrong_arguments_are_said_once_on_each_machine(local_rank: str, lines: i
     assert done.stderr.count("error: PROMPT and --chat") == lines
 
 
-def test_no_time_to_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("LLAMATOOL_JOIN_SECONDS", "0", "LLAMATOOL_JOIN_SECONDS is 0: at least 1"),
+        ("MASTER_PORT", "65536", "MASTER_PORT is 65536: a port is from 1 to 65535"),
+        ("LOCAL_RANK", "-1", "LOCAL_RANK is `-1`: no number"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
     cluster = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in {**cluster, "LLAMATOOL_JOIN_SECONDS": "0"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="LLAMATOOL_JOIN_SECONDS is 0: at least 1"):
+    for variable, text in {**cluster, name: value}.items():
+        monkeypatch.setenv(variable, text)
+    with pytest.raises(UsageError, match=message):
         _launch()
 
 
