@@ -34,7 +34,7 @@ def patched(*lines: str) -> tuple[str, str]:
     return "-c", "\n".join(program)
 
 
-IMPATIENT = ("launch.SILENT_SECONDS = launch.PATIENCE_SECONDS = 1.0", "launch.BEAT_SECONDS = 0.4")
+IMPATIENT = ("launch.SILENT_SECONDS, launch.PATIENCE_SECONDS, launch.BEAT_SECONDS = 2.0, 1.0, 0.4",)
 
 
 # --- before there is a group ---
