@@ -8,7 +8,7 @@ import typer
 
 from llamatool.cli.memory import announce_memory, check_device_map
 from llamatool.cli.options import DeviceMapOption, JsonOption
-from llamatool.cli.progress import progress
+from llamatool.cli.progress import Update, progress
 from llamatool.cli.ranks import crew
 from llamatool.errors import InputError, MissingExtraError, UsageError, one_line
 
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from PIL.Image import Image
-    from torch.distributed.device_mesh import DeviceMesh
 
     from llamatool.generate.batch import Row
-    from llamatool.generate.formats import Message
     from llamatool.generate.prompt import Prompt
-    from llamatool.generate.text_model import Answer, Generation, Options, Request, TextModel
+    from llamatool.generate.text_model import (
+        Answer,
+        Generation,
+        OpenModel,
+        Options,
+        Prompter,
+        Request,
+        TextModel,
+    )
     from llamatool.model.images import Tiles
     from llamatool.model.launch import Crew
+
+    RequestMaker = Callable[[Prompter, Row], Request]
 
 _MAX_PROMPT_BYTES = 64 * 2**20
 _POCKETS = ("pocket", "pocket-rope")  # the embedded models, the default first
@@ -282,50 +290,60 @@ def generate(
             "repetition_penalty": repetition_penalty,
         }
         pictures = _pictures(image or ())
-        loaded = _load(
-            source,
+        with progress("Loading", unit="files") as update:
+            opened = _open(
+                source,
+                raw=raw or suffix is not None,
+                chat=chat,
+                template=template,
+                tokenizer=tokenizer,
+                progress=update,
+            )
+        tiles = [opened.tiles(picture) for picture in pictures]
+        _announce_images(opened, image or (), tiles)
+        # A prompt that the context has no room for is refused before the weights are read.
+        request = None
+        if prompts is not None:
+            max_tokens = _longest(opened, prompts, _request_maker(system, options))
+        elif text is None:
+            max_tokens = _max_tokens(opened, tiles, max_new_tokens)
+        else:
+            asked = opened.prompt(text, system=system, suffix=suffix, images=tiles)
+            request = opened.request(asked, **options)
+            max_tokens = len(asked.ids) + opened.max_new_tokens(request)
+            _announce(opened, asked, suffix)
+            if group is not None:
+                group.agree(asked.ids, "tokenizer, chat format or images")
+        loaded = opened.load(
             device=device,
             dtype=dtype,
             quantize=quantize,
-            compiled=compiled,
-            raw=raw or suffix is not None,
-            chat=chat,
-            template=template,
-            tokenizer=tokenizer,
-            max_new_tokens=max_new_tokens,
+            compile_step=compiled,
+            max_tokens=max_tokens,
             max_images=len(pictures),
             mesh=None if group is None else group.mesh,
             device_map=device_map,
-            text="".join(part or "" for part in (system, text, suffix)),
+            announce=announce_memory,
         )
-        tiles = [loaded.tiles(picture) for picture in pictures]
-        _announce_images(loaded, image or (), tiles)
-        if prompts is not None and out is not None:
+        _warn_of_float16(loaded)
+        if request is not None:
+            generation, interrupted = _write(loaded.answer(request), quiet=as_json)
+            _report(loaded, generation, show_stats=show_stats, show_ids=show_ids, as_json=as_json)
+            if interrupted:
+                raise KeyboardInterrupt
+        elif prompts is not None and out is not None:
             _many(
                 loaded,
                 prompts,
                 out,
-                options,
-                system,
+                _request_maker(system, options),
                 batch_size=batch_size,
                 as_json=as_json,
                 group=group,
             )
-            return
-        if chat:
+        else:
             _say(f"chat ({loaded.writing.why}); an empty line or Ctrl-D ends it")
             _converse(loaded, system, options, tiles, group)
-            return
-        assert text is not None
-        asked = loaded.prompt(text, system=system, suffix=suffix, images=tiles)
-        _announce(loaded, asked, suffix)
-        if group is not None:
-            group.agree(asked.ids, "tokenizer, chat format or images")
-        answer = loaded.answer(loaded.request(asked, **options))
-        generation, interrupted = _write(answer, quiet=as_json)
-        _report(loaded, generation, show_stats=show_stats, show_ids=show_ids, as_json=as_json)
-        if interrupted:
-            raise KeyboardInterrupt
 
 
 def _check(
@@ -425,47 +443,54 @@ def _require_torch() -> None:
         raise MissingExtraError("generate", "PyTorch", "torch") from None
 
 
-def _load(
+def _open(
     source: str,
     *,
-    device: str,
-    dtype: str | None,
-    quantize: str | None,
-    compiled: bool,
     raw: bool,
     chat: bool,
     template: str | None,
     tokenizer: Path | None,
-    max_new_tokens: int | None,
-    max_images: int,
-    mesh: "DeviceMesh | None",
-    device_map: str | None,
-    text: str,
-) -> "TextModel":
-    """The model, or an error that says what is missing."""
+    progress: "Update",
+) -> "OpenModel":
+    """The model but for its weights, or an error that says what is missing."""
     _require_torch()
-    from llamatool.generate.engine import DEFAULT_NEW_TOKENS
-    from llamatool.generate.text_model import load_generator
+    from llamatool.generate.text_model import open_generator
 
-    with progress("Loading", unit="files") as update:
-        return load_generator(
-            source,
-            device=device,
-            dtype=dtype,
-            quantize=quantize,
-            compile_step=compiled,
-            raw=raw,
-            chat=chat,
-            template=template,
-            tokenizer=tokenizer,
-            max_tokens=max_new_tokens or DEFAULT_NEW_TOKENS,
-            max_images=max_images,
-            mesh=mesh,
-            device_map=device_map,
-            text=text,
-            announce=announce_memory,
-            progress=update,
-        )
+    return open_generator(
+        source, raw=raw, chat=chat, template=template, tokenizer=tokenizer, progress=progress
+    )
+
+
+def _request_maker(system: str | None, options: "Options") -> "RequestMaker":
+    """Makes the request of a row of --prompts."""
+    from llamatool.generate.formats import Message
+
+    def make(model: "Prompter", row: "Row") -> "Request":
+        text: str | list[Message] = row.text if isinstance(row.text, str) else list(row.text)
+        made = model.prompt(text, system=system if row.system is None else row.system)
+        return model.request(made, **options)
+
+    return make
+
+
+def _longest(opened: "OpenModel", prompts: Path, make_request: "RequestMaker") -> int:
+    """Tokens of the longest prompt of the file with its answer; 1 if there is none."""
+    from llamatool.generate.batch import read_rows
+
+    longest = 1
+    for row in read_rows(prompts):
+        request = make_request(opened, row)
+        longest = max(longest, len(request.prompt.ids) + opened.max_new_tokens(request))
+    return longest
+
+
+def _max_tokens(opened: "OpenModel", images: "Sequence[Tiles]", max_new_tokens: int | None) -> int:
+    """Tokens to leave room for where the prompts are not known yet: of an answer, and images."""
+    from llamatool.generate.engine import DEFAULT_NEW_TOKENS
+    from llamatool.generate.images import image_ids
+
+    tokens = [len(image_ids(image, opened.config, opened.tokenizer)) for image in images]
+    return sum(tokens) + (max_new_tokens or DEFAULT_NEW_TOKENS)
 
 
 def _pocket(name: str) -> str:
@@ -487,7 +512,7 @@ def _pocket(name: str) -> str:
 
 
 def _announce_images(
-    loaded: "TextModel", paths: "Sequence[Path]", images: "Sequence[Tiles]"
+    opened: "OpenModel", paths: "Sequence[Path]", images: "Sequence[Tiles]"
 ) -> None:
     """One line for each image: its tiles, and the tokens that it takes in the prompt."""
     from llamatool.generate.images import image_ids
@@ -495,16 +520,19 @@ def _announce_images(
     for path, image in zip(paths, images, strict=True):
         rows, columns = image.grid
         tiles = "1 tile" if rows * columns == 1 else f"{rows} x {columns} tiles"
-        count = len(image_ids(image, loaded.decoder.config, loaded.tokenizer))
+        count = len(image_ids(image, opened.config, opened.tokenizer))
         tokens = "1 token" if count == 1 else f"{count:,} tokens"
         _say(f"image: {path}, {tiles}, {tokens}")
 
 
-def _announce(loaded: "TextModel", prompt: "Prompt", suffix: str | None) -> None:
-    why = "between two texts, for Code Llama" if suffix is not None else loaded.writing.why
+def _announce(opened: "OpenModel", prompt: "Prompt", suffix: str | None) -> None:
+    why = "between two texts, for Code Llama" if suffix is not None else opened.writing.why
     _say(f"mode: {prompt.mode} ({why})")
     for warning in prompt.warnings:
         _say(f"warning: {warning}")
+
+
+def _warn_of_float16(loaded: "TextModel") -> None:
     if str(loaded.decoder.dtype) == "torch.float16":
         _say("warning: float16 overflows in some models; bfloat16 does not")
 
@@ -587,8 +615,7 @@ def _many(
     loaded: "TextModel",
     prompts: Path,
     out: Path,
-    options: "Options",
-    system: str | None,
+    make_request: "RequestMaker",
     *,
     batch_size: int,
     as_json: bool,
@@ -598,15 +625,10 @@ def _many(
     from llamatool.render.blocks import show_json
     from llamatool.render.generate import batch_json, batch_line
 
-    def request(model: "TextModel", row: "Row") -> "Request":
-        text: str | list[Message] = row.text if isinstance(row.text, str) else list(row.text)
-        made = model.prompt(text, system=system if row.system is None else row.system)
-        return model.request(made, **options)
-
     _say(f"mode: {loaded.writing.mode} ({loaded.writing.why})")
     with progress("Answering", unit="prompts") as update:
         summary = answer_file(
-            loaded, prompts, out, request, batch_size=batch_size, progress=update, crew=group
+            loaded, prompts, out, make_request, batch_size=batch_size, progress=update, crew=group
         )
     if as_json:
         show_json(batch_json(loaded, summary, str(out)))

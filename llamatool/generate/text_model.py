@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from llamatool.config.model import ModelConfig
 from llamatool.errors import (
     CheckpointError,
     ResourceError,
@@ -152,32 +153,25 @@ class Answer:
         return piece
 
 
-class TextModel:
-    """A decoder, its tokenizer, and what its files say about prompts, stops and sampling."""
+class Prompter:
+    """What a checkpoint's files say about prompts, stops and sampling; it needs no weights."""
 
     def __init__(
         self,
-        decoder: "Decoder",
+        config: ModelConfig,
         tokenizer: "Tokenizer",
         *,
         writing: Writing,
         settings: Settings,
         name: str,
         layout: str = "huggingface",
-        load_seconds: float = 0.0,
     ) -> None:
-        self.decoder = decoder
+        self.config = config
         self.tokenizer = tokenizer
         self.writing = writing
         self.settings = settings
         self.name = name
         self.layout = layout
-        self.load_seconds = load_seconds
-        self.step: Step | None = None  # reads one token; None: through the decoder itself
-        self.compiles = False
-        self._static: StaticStep | None = None
-        # What was read last, and the images in it, where it is kept.
-        self._past: tuple[tuple[int, ...], tuple[Tiles, ...], KVCache] | None = None
 
     def prompt(
         self,
@@ -219,18 +213,13 @@ class TextModel:
     def tiles(self, picture: "Picture") -> "Tiles":
         """The picture as this model's tower wants it.
 
-        Raises: UnsupportedError if the model reads no images, or was loaded without its tower;
-        as `open_picture` for a file.
+        Raises: UnsupportedError if the model reads no images; as `open_picture` for a file.
         """
         from llamatool.model.images import Tiles, open_picture, tile
 
-        vision = self.decoder.config.vision
+        vision = self.config.vision
         if vision is None:
             raise UnsupportedError("this model reads no images")
-        if not self.decoder.has_tower:
-            raise UnsupportedError(
-                "this model was loaded without its image tower", hint="load it with max_images"
-            )
         if isinstance(picture, Tiles):
             return picture
         return tile(open_picture(picture) if isinstance(picture, str | Path) else picture, vision)
@@ -239,18 +228,90 @@ class TextModel:
         if not images:
             return prompt
         tiles = [self.tiles(image) for image in images]
-        return with_images(prompt, tiles, self.decoder.config, self.tokenizer)
+        return with_images(prompt, tiles, self.config, self.tokenizer)
 
     def stop_ids(self, prompt: Prompt) -> StopIds:
         """The ids that end an answer to `prompt`."""
         return stop_ids(
             self.tokenizer,
             generation_config=self.settings.generation_eos,
-            config=self.decoder.config.eos_token_ids,
+            config=self.config.eos_token_ids,
             tokenizer_config=self.settings.tokenizer_eos,
             is_instruct=self.writing.is_instruct or prompt.mode == "chat",
             names=prompt.stop_names,
         )
+
+    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
+        """A request with `options`; what is not given is as the checkpoint's files say.
+
+        Raises: UsageError for a value out of range.
+        """
+        asked = {name: options.get(name) for name in Sampling.__annotations__}
+        changes: dict[str, Any] = {
+            name: value for name, value in asked.items() if value is not None
+        }
+        return Request(
+            prompt=prompt,
+            sampling=replace(self.settings.sampling, **changes).checked(),
+            max_new_tokens=options.get("max_new_tokens"),
+            stops=tuple(options.get("stops") or ()),
+            seed=options.get("seed"),
+            beyond_context=options.get("beyond_context", False),
+        )
+
+    def max_new_tokens(self, request: Request) -> int:
+        """Tokens that the answer may have at most.
+
+        Raises: UsageError if less than one is asked for; InputError if prompt and answer exceed
+        the context.
+        """
+        if request.max_new_tokens is not None and request.max_new_tokens < 1:
+            raise UsageError(f"--max-new-tokens is {request.max_new_tokens}: at least 1")
+        return fit_context(
+            len(request.prompt.ids),
+            request.max_new_tokens,
+            self.config.max_position_embeddings,
+            beyond_context=request.beyond_context,
+        )
+
+
+class TextModel(Prompter):
+    """A decoder and its tokenizer, ready to answer."""
+
+    def __init__(
+        self,
+        decoder: "Decoder",
+        tokenizer: "Tokenizer",
+        *,
+        writing: Writing,
+        settings: Settings,
+        name: str,
+        layout: str = "huggingface",
+        load_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(
+            decoder.config,
+            tokenizer,
+            writing=writing,
+            settings=settings,
+            name=name,
+            layout=layout,
+        )
+        self.decoder = decoder
+        self.load_seconds = load_seconds
+        self.step: Step | None = None  # reads one token; None: through the decoder itself
+        self.compiles = False
+        self._static: StaticStep | None = None
+        # What was read last, and the images in it, where it is kept.
+        self._past: tuple[tuple[int, ...], tuple[Tiles, ...], KVCache] | None = None
+
+    def tiles(self, picture: "Picture") -> "Tiles":
+        """As `Prompter.tiles`. Raises: UnsupportedError, too, if loaded without the tower."""
+        if self.config.vision is not None and not self.decoder.has_tower:
+            raise UnsupportedError(
+                "this model was loaded without its image tower", hint="load it with max_images"
+            )
+        return super().tiles(picture)
 
     def answer(self, request: Request, *, keep: bool = False) -> Answer:
         """The answer to `request`, to be iterated over.
@@ -262,7 +323,7 @@ class TextModel:
         """
         prompt = request.prompt
         stops = self.stop_ids(prompt)
-        plan = Plan(request.sampling, self._max_new_tokens(request), stops.ids)
+        plan = Plan(request.sampling, self.max_new_tokens(request), stops.ids)
         max_tokens = len(prompt.ids) + plan.max_new_tokens
         step, cache = self.step, None
         if self.compiles:
@@ -342,24 +403,6 @@ class TextModel:
         prompt = self.prompt(text, system=system, images=images)
         return self.answer(self.request(prompt, **options))
 
-    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
-        """A request with `options`; what is not given is as the checkpoint's files say.
-
-        Raises: UsageError for a value out of range.
-        """
-        asked = {name: options.get(name) for name in Sampling.__annotations__}
-        changes: dict[str, Any] = {
-            name: value for name, value in asked.items() if value is not None
-        }
-        return Request(
-            prompt=prompt,
-            sampling=replace(self.settings.sampling, **changes).checked(),
-            max_new_tokens=options.get("max_new_tokens"),
-            stops=tuple(options.get("stops") or ()),
-            seed=options.get("seed"),
-            beyond_context=options.get("beyond_context", False),
-        )
-
     @property
     def is_quantized(self) -> bool:
         """Whether the weights are packed in int8."""
@@ -397,15 +440,76 @@ class TextModel:
     def _keep(self, run: Run, ids: Sequence[int], images: "tuple[Tiles, ...]") -> None:
         self._past = (tuple(ids[: run.cache.length]), images, run.cache)
 
-    def _max_new_tokens(self, request: Request) -> int:
-        if request.max_new_tokens is not None and request.max_new_tokens < 1:
-            raise UsageError(f"--max-new-tokens is {request.max_new_tokens}: at least 1")
-        return fit_context(
-            len(request.prompt.ids),
-            request.max_new_tokens,
-            self.decoder.config.max_position_embeddings,
-            beyond_context=request.beyond_context,
+
+class OpenModel(Prompter):
+    """A checkpoint whose weights are still in their files: prompts can be made and measured."""
+
+    path: str  # to load from
+    seconds: float  # that it took to come here
+
+    def load(
+        self,
+        *,
+        device: str = "auto",
+        dtype: str | None = None,
+        quantize: str | None = None,
+        compile_step: bool = False,
+        max_tokens: int = DEFAULT_NEW_TOKENS,
+        max_images: int = 0,
+        mesh: "DeviceMesh | None" = None,
+        device_map: str | None = None,
+        announce: "Announce | None" = None,
+    ) -> TextModel:
+        """The same with weights; arguments as in `load_generator`.
+
+        Args: max_tokens: of prompt and answer together, those of images included.
+        """
+        from llamatool.model.load import find_device, load_model
+        from llamatool.sizing.placement import Placement
+
+        start = time.perf_counter()
+        if quantize not in (None, "int8"):
+            raise UsageError(f"--quantize is `{quantize}`: only int8 is known")
+        if dtype is None and self.config.dtype == "float16" and find_device(device).type == "cpu":
+            dtype = "bfloat16"
+
+        def told(held: "RankMemory | Placement") -> None:
+            if compile_step and isinstance(held, Placement) and held.is_spread:
+                names = ", ".join(share.device.name for share in held.shares)
+                raise UsageError(
+                    f"--compile is for one device, and this model needs {names}",
+                    hint="leave --compile out, or make it fit one with fewer tokens or a smaller"
+                    " dtype",
+                )
+            if announce is not None:
+                announce(held)
+
+        decoder = load_model(
+            self.path,
+            device=device,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            max_images=max_images,
+            mesh=mesh,
+            device_map=device_map,
+            announce=told,
         )
+        if quantize is not None:
+            from llamatool.model.quantize import quantize_int8
+
+            quantize_int8(decoder)
+        made = TextModel(
+            decoder,
+            self.tokenizer,
+            writing=self.writing,
+            settings=self.settings,
+            name=self.name,
+            layout=self.layout,
+        )
+        made.compiles = compile_step
+        made.step = _fast_step(decoder, pack=not compile_step)
+        made.load_seconds = self.seconds + time.perf_counter() - start
+        return made
 
 
 def load_generator(
@@ -423,7 +527,6 @@ def load_generator(
     max_images: int = 0,
     mesh: "DeviceMesh | None" = None,
     device_map: str | None = None,
-    text: str = "",
     announce: "Announce | None" = None,
     progress: "Progress | None" = None,
 ) -> TextModel:
@@ -434,21 +537,54 @@ def load_generator(
     no quick float16 and where it may overflow.
     quantize: `int8` for weights of one byte.
     compile_step: compiles the decoding step, with CUDA graphs on a GPU; the first answers are slow.
-    raw: gives every text to the model as it is. chat: insists on a conversation.
-    template: a file with a chat template, or the name of a built-in format.
-    tokenizer: a file or folder, where it is not beside the weights.
+    raw, chat, template, tokenizer, progress: as in `open_generator`.
     max_images: images that a prompt may have; with 0 the image tower stays out of memory.
     mesh: of the ranks that share the model, as in `load_model`; all must ask the same.
-    device_map, announce: as in `load_model`. text: that will be read, for whose cache the device
-    map leaves room.
-    progress: told files done and files in all, while a hub id is downloaded.
+    device_map, announce: as in `load_model`.
 
     Raises: the errors of `load_model`; TokenizerError if there is no tokenizer; UnsupportedError
     if chat is asked for and no format is known.
     """
-    from llamatool.model.load import find_device, load_model
     from llamatool.sizing.kv_cache import image_tokens
-    from llamatool.sizing.placement import Placement
+
+    opened = open_generator(
+        source, raw=raw, chat=chat, template=template, tokenizer=tokenizer, progress=progress
+    )
+    if opened.config.vision is not None:
+        max_tokens += max_images * image_tokens(opened.config.vision)[1]
+    return opened.load(
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        compile_step=compile_step,
+        max_tokens=max_tokens,
+        max_images=max_images,
+        mesh=mesh,
+        device_map=device_map,
+        announce=announce,
+    )
+
+
+def open_generator(
+    source: str | Path,
+    *,
+    raw: bool = False,
+    chat: bool = False,
+    template: str | None = None,
+    tokenizer: str | Path | None = None,
+    progress: "Progress | None" = None,
+) -> OpenModel:
+    """What `load_generator` loads, before its weights: prompts can be made, and memory counted.
+
+    Args:
+    raw: gives every text to the model as it is. chat: insists on a conversation.
+    template: a file with a chat template, or the name of a built-in format.
+    tokenizer: a file or folder, where it is not beside the weights.
+    progress: told files done and files in all, while a hub id is downloaded.
+
+    Raises: TokenizerError if there is no tokenizer; UnsupportedError if chat is asked for and no
+    format is known; the errors of the source.
+    """
     from llamatool.source import load_source
 
     start = time.perf_counter()
@@ -469,51 +605,16 @@ def load_generator(
     writing = choose_writing(
         identity, template=file_template, names=names, raw=raw, chat=chat, format_name=format_name
     )
-    if dtype is None and config.dtype == "float16" and find_device(device).type == "cpu":
-        dtype = "bfloat16"
-
-    def told(held: "RankMemory | Placement") -> None:
-        if compile_step and isinstance(held, Placement) and held.is_spread:
-            names = ", ".join(share.device.name for share in held.shares)
-            raise UsageError(
-                f"--compile is for one device, and this model needs {names}",
-                hint="leave --compile out, or make it fit one with fewer tokens or a smaller dtype",
-            )
-        if announce is not None:
-            announce(held)
-
-    if device_map is not None:
-        max_tokens += len(found.encode(text))
-    if config.vision is not None:
-        max_tokens += max_images * image_tokens(config.vision)[1]
-    decoder = load_model(
-        path,
-        device=device,
-        dtype=dtype,
-        max_tokens=max_tokens,
-        max_images=max_images,
-        mesh=mesh,
-        device_map=device_map,
-        announce=told,
-    )
-    if quantize is not None:
-        from llamatool.model.quantize import quantize_int8
-
-        if quantize != "int8":
-            raise UsageError(f"--quantize is `{quantize}`: only int8 is known")
-        quantize_int8(decoder)
-    made = TextModel(
-        decoder,
+    opened = OpenModel(
+        config,
         found,
         writing=writing,
         settings=settings,
         name=str(source),
         layout=_LAYOUTS[config.source_format],
     )
-    made.compiles = compile_step
-    made.step = _fast_step(decoder, pack=not compile_step)
-    made.load_seconds = time.perf_counter() - start
-    return made
+    opened.path, opened.seconds = path, time.perf_counter() - start
+    return opened
 
 
 def _fast_step(decoder: "Decoder", *, pack: bool) -> "Step | None":

@@ -43,6 +43,6 @@ def test_a_line_for_each_device_comes_before_the_answer() -> None:
     assert mapped.out == plain.out
     lines = mapped.err.splitlines()
     told = [number for number, line in enumerate(lines) if line.startswith("cpu: ")]
-    assert told == [1]
-    assert lines[1].startswith("cpu: embedding, layers 0 to 3 and output table; 1.99 MiB of")
+    assert told == [2]
+    assert lines[2].startswith("cpu: embedding, layers 0 to 3 and output table; 1.99 MiB of")
     assert [line for line in lines if not line.startswith("cpu: ")] == plain.err.splitlines()

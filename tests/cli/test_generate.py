@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -245,3 +246,37 @@ def test_a_prompt_in_the_place_of_the_model(run) -> None:
         'hint: give it after MODEL; or was it "What\'s a llama?"? llamatool generate pocket'
         " 'What'\"'\"'s a llama?'\n"
     )
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_weights_are_read(
+    run, tiny_chat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llamatool.model.load as load
+
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("weights were read"))
+    done = run("generate", str(tiny_chat), "one " * 9000, "-n", "8")
+    assert done.exit_code == 3
+    assert "exceed the model's context of" in done.stderr
+
+
+def test_room_is_made_for_prompt_and_answer(
+    run, tiny_chat: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import llamatool.model.load as load
+
+    asked: list[int] = []
+    load_model = load.load_model
+
+    def watched(*args: Any, max_tokens: int, **kwargs: Any) -> Any:
+        asked.append(max_tokens)
+        return load_model(*args, max_tokens=max_tokens, **kwargs)
+
+    monkeypatch.setattr(load, "load_model", watched)
+    done = run("generate", str(tiny_chat), "one two three", "-n", "8", "--json")
+    longest = len(json.loads(done.stdout)["prompt_ids"]) + 8
+    assert asked == [longest]
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "one two three"}\n', encoding="utf-8")
+    done = run("generate", str(tiny_chat), "--prompts", str(prompts), "--out", str(out), "-n", "8")
+    assert done.exit_code == 0
+    assert asked == [longest, longest]

@@ -58,14 +58,6 @@ def test_devices_in_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_two_gpus")
-def test_the_text_counts_and_so_does_its_cache() -> None:
-    told: list[Placement] = []
-    text = "The old baker. " * 50
-    model = load_generator(POCKET, device_map="auto", text=text, max_tokens=7, announce=told.append)
-    assert told[0].num_tokens == 7 + len(model.tokenizer.encode(text)) > 100
-
-
-@pytest.mark.usefixtures("_two_gpus")
 def test_a_cache_that_one_device_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_generator(POCKET, device_map="auto")
     room = {"cuda:0": 2**34, "cuda:1": 1000}
