@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llamatool.units import format_bytes
 from tests.parallel.conftest import ROOT, TIMEOUT, Group, free_port
 from tests.tokenizers.conftest import smollm_file
 
@@ -80,7 +81,13 @@ def test_sampled_text_is_one_text(ranks: Make) -> None:
     ended = ranks(2, *arguments).start().wait()
     assert ended[0].code == ended[1].code == 0
     assert ended[1].out == ended[1].err == ""
-    assert len(json.loads(ended[0].out)["output_ids"]) == 40
+    answer = json.loads(ended[0].out)
+    assert len(answer["output_ids"]) == 40
+    assert answer["num_ranks"] == 2
+    # What was announced before loading is what the cache took.
+    tokens = len(answer["prompt_ids"]) + 40
+    cache = f"{format_bytes(answer['stats']['kv_bytes'])} of KV cache for {tokens} tokens"
+    assert cache in ended[0].err
 
 
 def test_needle_summary_is_that_of_one_process(tmp_path: Path) -> None:
