@@ -64,6 +64,37 @@ def test_greedy_text_is_that_of_one_process(size: int) -> None:
     assert done.stderr.count("mode: raw") == 1
 
 
+def test_two_machines_with_a_launcher_each() -> None:
+    """Both on the loopback; the second writes nothing."""
+    arguments = ("generate", "pocket", "The magic number", "-t", "0", "-n", "12")
+    port = str(free_port())
+    machines = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *("--node-rank", str(number), "--nproc-per-node", "1"),
+                *("--master-addr", "127.0.0.1", "--master-port", port),
+                *("-m", "llamatool", *arguments),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        said = [machine.communicate(timeout=TIMEOUT) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert said[0][0] == alone(*arguments)
+    assert said[1] == ("", "")
+
+
 def test_sampled_text_is_one_text(ranks: Make) -> None:
     """Without a seed every rank would choose for itself."""
     arguments = (
