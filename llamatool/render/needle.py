@@ -152,7 +152,7 @@ def report_blocks(report: Report, out: Path | None, notes: Sequence[str] = ()) -
         blocks.append(_straddle(report))
     blocks.append(Lines(tuple(_findings(report))))
     if report.misses:
-        blocks.append(_misses(report))
+        blocks.append(_misses(report, out))
     compute = report.compute
     ending = [
         f"{compute.prefill_tokens:,} tokens read instead of {compute.naive_prefill_tokens:,}"
@@ -362,7 +362,7 @@ def _findings(report: Report) -> list[str]:
     return lines
 
 
-def _misses(report: Report) -> Grid:
+def _misses(report: Report, out: Path | None) -> Grid:
     rows = tuple(
         (
             trial.kind.replace("_", " "),
@@ -384,7 +384,7 @@ def _misses(report: Report) -> Grid:
         ),
         rows=rows,
         align="lrrrlllrl",
-        title="Misses" + (f" ({more} more in {RESULTS})" if more else ""),
+        title="Misses" + (f" ({more} more in {RESULTS if out else '--out DIR'})" if more else ""),
     )  # fmt: skip
 
 
