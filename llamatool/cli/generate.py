@@ -24,14 +24,11 @@ if TYPE_CHECKING:
         Generation,
         OpenModel,
         Options,
-        Prompter,
         Request,
         TextModel,
     )
     from llamatool.model.images import Tiles
     from llamatool.model.launch import Crew
-
-    RequestMaker = Callable[[Prompter, Row], Request]
 
 _MAX_PROMPT_BYTES = 64 * 2**20
 _POCKETS = ("pocket", "pocket-rope")  # the embedded models, the default first
@@ -302,15 +299,16 @@ def generate(
         tiles = [opened.tiles(picture) for picture in pictures]
         _announce_images(opened, image or (), tiles)
         # A prompt that the context has no room for is refused before the weights are read.
-        request = None
+        request, many = None, None
         if prompts is not None:
-            max_tokens = _longest(opened, prompts, _request_maker(system, options))
+            many = _requests(opened, prompts, system, options)
+            max_tokens = max((_num_tokens(opened, each) for _, each in many), default=1)
         elif text is None:
             max_tokens = _max_tokens(opened, tiles, max_new_tokens)
         else:
             asked = opened.prompt(text, system=system, suffix=suffix, images=tiles)
             request = opened.request(asked, **options)
-            max_tokens = len(asked.ids) + opened.max_new_tokens(request)
+            max_tokens = _num_tokens(opened, request)
             _announce(opened, asked, suffix)
             if group is not None:
                 group.agree(asked.ids, "tokenizer, chat format or images")
@@ -331,12 +329,11 @@ def generate(
             _report(loaded, generation, show_stats=show_stats, show_ids=show_ids, as_json=as_json)
             if interrupted:
                 raise KeyboardInterrupt
-        elif prompts is not None and out is not None:
+        elif many is not None and out is not None:
             _many(
                 loaded,
-                prompts,
+                many,
                 out,
-                _request_maker(system, options),
                 batch_size=batch_size,
                 as_json=as_json,
                 group=group,
@@ -461,27 +458,23 @@ def _open(
     )
 
 
-def _request_maker(system: str | None, options: "Options") -> "RequestMaker":
-    """Makes the request of a row of --prompts."""
-    from llamatool.generate.formats import Message
-
-    def make(model: "Prompter", row: "Row") -> "Request":
-        text: str | list[Message] = row.text if isinstance(row.text, str) else list(row.text)
-        made = model.prompt(text, system=system if row.system is None else row.system)
-        return model.request(made, **options)
-
-    return make
-
-
-def _longest(opened: "OpenModel", prompts: Path, make_request: "RequestMaker") -> int:
-    """Tokens of the longest prompt of the file with its answer; 1 if there is none."""
+def _requests(
+    opened: "OpenModel", prompts: Path, system: str | None, options: "Options"
+) -> "list[tuple[Row, Request]]":
+    """What a file of prompts asks for. Raises: InputError for a line that is no prompt."""
     from llamatool.generate.batch import read_rows
 
-    longest = 1
+    asked = []
     for row in read_rows(prompts):
-        request = make_request(opened, row)
-        longest = max(longest, len(request.prompt.ids) + opened.max_new_tokens(request))
-    return longest
+        text = row.text if isinstance(row.text, str) else list(row.text)
+        prompt = opened.prompt(text, system=system if row.system is None else row.system)
+        asked.append((row, opened.request(prompt, **options)))
+    return asked
+
+
+def _num_tokens(opened: "OpenModel", request: "Request") -> int:
+    """Tokens of a prompt and its answer. Raises: InputError if the context has no room for it."""
+    return len(request.prompt.ids) + opened.max_new_tokens(request)
 
 
 def _max_tokens(opened: "OpenModel", images: "Sequence[Tiles]", max_new_tokens: int | None) -> int:
@@ -613,9 +606,8 @@ def _ask() -> str:
 
 def _many(
     loaded: "TextModel",
-    prompts: Path,
+    asked: "Sequence[tuple[Row, Request]]",
     out: Path,
-    make_request: "RequestMaker",
     *,
     batch_size: int,
     as_json: bool,
@@ -628,7 +620,7 @@ def _many(
     _say(f"mode: {loaded.writing.mode} ({loaded.writing.why})")
     with progress("Answering", unit="prompts") as update:
         summary = answer_file(
-            loaded, prompts, out, make_request, batch_size=batch_size, progress=update, crew=group
+            loaded, asked, out, batch_size=batch_size, progress=update, crew=group
         )
     if as_json:
         show_json(batch_json(loaded, summary, str(out)))

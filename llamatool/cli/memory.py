@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from llamatool.cli.ranks import announce_ranks, is_shared
+from llamatool.cli.ranks import is_shared
 from llamatool.errors import one_line
 
 if TYPE_CHECKING:
@@ -24,12 +24,8 @@ def check_device_map(device_map: str | None, device: str) -> None:
 
 def announce_memory(held: "RankMemory | Placement") -> None:
     """Says what each rank or each device will hold."""
-    from llamatool.render.placement import placement_lines
-    from llamatool.sizing.placement import Placement
+    from llamatool.render.placement import memory_lines
 
-    if not isinstance(held, Placement):
-        announce_ranks(held)
-        return
-    for line in placement_lines(held):
+    for line in memory_lines(held):
         sys.stderr.write(one_line(line) + "\n")
     sys.stderr.flush()

@@ -21,11 +21,9 @@ from llamatool.errors import (
     ResourceError,
     UsageError,
 )
-from llamatool.units import format_bytes
 
 if TYPE_CHECKING:
     from llamatool.model.launch import Crew, Launch
-    from llamatool.sizing.ranks import RankMemory
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _COMMANDS = ("generate", "needle")  # that several ranks run together
@@ -106,14 +104,6 @@ def end_broken(code: object) -> None:
             with suppress(OSError):
                 stream.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
-
-
-def announce_ranks(memory: "RankMemory") -> None:
-    """One line, before loading: what each rank will hold."""
-    _say(
-        f"{memory.num_ranks} ranks: each holds {format_bytes(memory.weight_bytes)} of weights and"
-        f" {format_bytes(memory.kv_bytes)} of KV cache for {memory.num_tokens:,} tokens"
-    )
 
 
 def _is_shared_command() -> bool:

@@ -62,25 +62,24 @@ class _Task:
 
 def answer_file(
     model: "TextModel",
-    prompts: Path,
+    asked: "Sequence[tuple[Row, Request]]",
     out: Path,
-    make_request: "Callable[[TextModel, Row], Request]",
     *,
     batch_size: int = 1,
     progress: Progress | None = None,
     crew: "Crew | None" = None,
 ) -> Summary:
-    """Answers every prompt of `prompts` that `out` has no answer to yet.
+    """Answers every request of `asked` that `out` has no answer to yet.
 
-    Args: make_request: turns a row into a request. progress: told rows done and rows in all.
-    crew: the ranks that do this together, of which the first reads and writes `out`.
-    Raises: InputError for a line that is no prompt, before anything is answered; UsageError if
-    `out` holds answers to something else; ResourceError if it cannot be written.
+    Args: asked: the rows of a file, see `read_rows`, and what was made of each. progress: told
+    rows done and rows in all. crew: the ranks that do this together, of which the first reads and
+    writes `out`.
+    Raises: UsageError if `out` holds answers to something else; ResourceError if it cannot be
+    written.
     """
     if batch_size < 1:
         raise UsageError(f"--batch-size is {batch_size}: at least 1")
-    rows = list(read_rows(prompts))
-    tasks = [_task(model, row, make_request(model, row)) for row in rows]
+    tasks = [_task(model, row, request) for row, request in asked]
     keys = {task.row.index: task.key for task in tasks}
     if crew is None:
         done = _finished(out, keys)

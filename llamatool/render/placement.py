@@ -1,7 +1,21 @@
-"""Which device holds what of a model: one line for each."""
+"""Which device or rank holds what of a model: one line for each that differs."""
 
 from llamatool.sizing.placement import DeviceShare, Placement
+from llamatool.sizing.ranks import RankMemory
 from llamatool.units import format_bytes
+
+
+def memory_lines(held: RankMemory | Placement) -> list[str]:
+    """What is said before loading: `placement_lines`, or one line for all ranks, which are alike.
+
+    Example: `4 ranks: each holds 32.86 GiB of weights and 40.00 MiB of KV cache for 512 tokens`.
+    """
+    if isinstance(held, Placement):
+        return placement_lines(held)
+    return [
+        f"{held.num_ranks} ranks: each holds {format_bytes(held.weight_bytes)} of weights and"
+        f" {format_bytes(held.kv_bytes)} of KV cache for {held.num_tokens:,} tokens"
+    ]
 
 
 def placement_lines(placement: Placement) -> list[str]:
