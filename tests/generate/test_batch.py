@@ -41,6 +41,10 @@ def request(**options: object):
     return made
 
 
+def answer_all(model: TextModel, prompts: Path, out: Path, make, **how):
+    return answer_file(model, [(row, make(model, row)) for row in read_rows(prompts)], out, **how)
+
+
 def answers(path: Path) -> list[dict]:
     lines = path.read_text(encoding="utf-8").splitlines()
     return sorted(map(json.loads, lines), key=lambda answer: answer["index"])
@@ -54,7 +58,7 @@ def test_answers_are_those_of_one_by_one(
     prompts = write(tmp_path / "in.jsonl", LINES)
     out = tmp_path / "out.jsonl"
     seen = []
-    summary = answer_file(
+    summary = answer_all(
         tiny, prompts, out, request(**options), batch_size=batch_size,
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
@@ -75,14 +79,14 @@ def test_answers_are_those_of_one_by_one(
 
 def test_it_goes_on_where_it_ended(tiny: TextModel, tmp_path: Path) -> None:
     prompts, out = write(tmp_path / "in.jsonl", LINES), tmp_path / "out.jsonl"
-    answer_file(tiny, prompts, out, request())
+    answer_all(tiny, prompts, out, request())
     whole = out.read_bytes()
     lines = whole.splitlines(keepends=True)
     out.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # the machine went down in a line
-    summary = answer_file(tiny, prompts, out, request())
+    summary = answer_all(tiny, prompts, out, request())
     assert (summary.num_rows, summary.num_answered) == (6, 3)
     assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
-    again = answer_file(tiny, prompts, out, request())
+    again = answer_all(tiny, prompts, out, request())
     assert again.num_answered == 0
     assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
 
@@ -90,13 +94,13 @@ def test_it_goes_on_where_it_ended(tiny: TextModel, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"max_new_tokens": 5}, {"temperature": 1.0}, {"stops": ["x"]}])
 def test_two_runs_are_never_mixed(change: dict, tiny: TextModel, tmp_path: Path) -> None:
     prompts, out = write(tmp_path / "in.jsonl", LINES), tmp_path / "out.jsonl"
-    answer_file(tiny, prompts, out, request())
+    answer_all(tiny, prompts, out, request())
     before = out.read_bytes()
     with pytest.raises(UsageError, match="answers of another run"):
-        answer_file(tiny, prompts, out, request(**change))
+        answer_all(tiny, prompts, out, request(**change))
     write(prompts, LINES[::-1])
     with pytest.raises(UsageError, match="answers of another run"):
-        answer_file(tiny, prompts, out, request())
+        answer_all(tiny, prompts, out, request())
     assert out.read_bytes() == before
 
 
@@ -120,6 +124,6 @@ def test_a_bad_line_is_named_before_anything_is_answered(
     prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"prompt": "fine"}\n\n' + line + "\n", encoding="utf-8")
     with pytest.raises(InputError, match=says) as caught:
-        answer_file(tiny, prompts, out, request())
+        answer_all(tiny, prompts, out, request())
     assert "line 3" in (caught.value.where or "")
     assert not out.exists()

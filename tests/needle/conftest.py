@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -75,6 +75,17 @@ def tokenizer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], To
 @pytest.fixture(scope="session")
 def pocket_tokenizer(tokenizer_of: Callable[[str], Tokenizer]) -> Tokenizer:
     return tokenizer_of("pocket")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Several would only wait for each other in models this small."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def raw_frame(tokenizer: Tokenizer) -> Frame:

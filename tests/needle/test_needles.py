@@ -32,16 +32,10 @@ from tests.needle.test_report import trial
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ELEVEN = tuple(i / 10 for i in range(11))
 SMALL = Options(lengths=(300, 512), depths=(0.0, 0.5, 1.0), trials=2, scoring="forced", needles=3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # Places.

@@ -10,15 +10,9 @@ from llamatool.needle.subject import open_subject
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def runner_of(folder, design: Design, **options) -> Runner:

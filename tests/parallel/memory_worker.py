@@ -19,6 +19,7 @@ from llamatool.model import storage
 from llamatool.model.decoder import Decoder
 from llamatool.model.images import Tiles
 from llamatool.model.load import load_model
+from llamatool.model.tower import TowerAttention
 from tests.model.test_memory import Ledger, id_of
 from tests.model.vision_models import random_tiles
 
@@ -114,7 +115,7 @@ def image_logits(model: Decoder, images: Sequence[Tiles], num_tokens: int) -> Te
 
 def tower_heads(tower: nn.Module) -> set[int]:
     """Heads of the tower's blocks that are here."""
-    return {module.num_heads for module in tower.modules() if hasattr(module, "num_heads")}
+    return {module.num_heads for module in tower.modules() if isinstance(module, TowerAttention)}
 
 
 if __name__ == "__main__":

@@ -24,11 +24,21 @@ PROMPT = (
 
 def torchrun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command as users start it."""
+    launcher = ("torch.distributed.run", "--nproc-per-node", str(size))
+    return python(*launcher, "--master-port", str(free_port()), "-m", "llamatool", *arguments)
+
+
+def alone(*arguments: str) -> str:
+    """What one process writes."""
+    done = python("llamatool", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def python(*module: str) -> subprocess.CompletedProcess[str]:
+    """A module with its arguments, and the prompt in a pipe."""
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)),
-            *("--master-port", str(free_port()), "-m", "llamatool", *arguments),
-        ],
+        [sys.executable, "-m", *module],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -37,19 +47,6 @@ def torchrun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         input=PROMPT,
     )
-
-
-def alone(*arguments: str, text: str = PROMPT) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "llamatool", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=True,
-        input=text,
-    )
-    return done.stdout
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -73,7 +73,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
         add(kind, folder / kind, images=images)
         add(f"{kind}-float64", folder / kind, "float64", images=images)
     # Meta's files have the image token of the published tokenizer, which no tiny model has.
-    more = {"images": [IMAGES["llama4"]], "logits": False}
+    more: dict[str, Any] = {"images": [IMAGES["llama4"]], "logits": False}
     add("llama4-meta-images", _seeing_meta(folder), **more)
     for name, path in _layouts(folder):
         add(name, path)
